@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from enum import StrEnum
-from typing import Annotated, Any, NewType, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, NewType, TypeAlias, get_type_hints
 
 from msgspec import Meta, Struct
 from pydantic import Field
@@ -58,6 +58,13 @@ class Architecture:
     sequence_length: PositiveCount
     rope_theta: PositiveReal = 10_000.0
     norm_epsilon: PositiveReal = 1e-5
+    # RMS norm of queries and keys before RoPE: over each "head", or over the "width" of all heads together
+    qk_norm: Literal["none", "head", "width"] = field(default="none", metadata={"since": 7})
+    # True: x + norm(attention(x)), as in OLMo 2; False: x + attention(norm(x))
+    norm_reorder: bool = field(default=False, metadata={"since": 7})
+    # False: the norms of blocks, queries and keys have no scale; the final norm always has one
+    trainable_rmsnorm: bool = field(default=True, metadata={"since": 7})
+    initialisation: Literal["fan_in", "depth"] = field(default="fan_in", metadata={"since": 7})
 
     @property
     def head_size(self) -> int:

@@ -101,8 +101,7 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="hf: a Hugging Face Llama folder; gguf: a file for llama.cpp; torch: a PyTorch file with "
-            "optimizer state.",
+            help="hf: a Hugging Face folder; gguf: a file for llama.cpp; torch: a PyTorch file with optimizer state.",
         ),
     ] = "hf",
     at: Annotated[

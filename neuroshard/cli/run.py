@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from neuroshard.cli import committee, invitations
+from neuroshard.cli import committee, invitations, run_plan
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create a run, invite friends to it, and manage it.", no_args_is_help=True)
 invitations.add_to(app)
+app.command("plan")(run_plan.plan)
 app.command("refound")(committee.refound)
 app.command("trust")(committee.trust)
 app.command("branch")(committee.branch)
@@ -59,7 +60,7 @@ def create(
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
     from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
-    from neuroshard.runs.run_file import read_run_config
+    from neuroshard.runs.run_file import model_warnings, read_run_config
     from neuroshard.runs.stored_runs import named_offer
 
     flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
@@ -80,6 +81,8 @@ def create(
             _check_file(out)  # before anything is signed
         if loaded.settings.genesis is None:
             raise UsageError("A run needs training data.", "Name them: --genesis PLACE.")
+        for warning in model_warnings(entries):  # while nothing is signed yet
+            typer.echo(f"Warning: {warning}", err=True)
         choice = create_run(owner, entries, loaded.settings.genesis)
         file = out or _file_of(choice.offer)
         _check_file(file, choice.offer)

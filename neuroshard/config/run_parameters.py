@@ -16,6 +16,7 @@ from msgspec import Meta
 from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, PositiveCount, PositiveReal
 
 MAX_SEEDS = 16
+MAX_UNEQUAL_STAGES = 128
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
 WirePrecisionName: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
 InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
@@ -114,3 +115,6 @@ class RunParameters:
     wire_precision_gradients: Literal["", WirePrecisionName] = field(default="", metadata={"since": 7})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})
     branch: BranchPoint | None = field(default=None, metadata={"since": 6})  # None: it begins with untrained weights
+    stage_layers: Annotated[tuple[PositiveCount, ...], Meta(max_length=MAX_UNEQUAL_STAGES)] = field(
+        default=(), metadata={"since": 7}
+    )  # layers of each stage; none: as equal as possible

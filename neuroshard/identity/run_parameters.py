@@ -31,6 +31,7 @@ def check_parameters(parameters: RunParameters) -> None:
     check_architecture(parameters.architecture)
     if parameters.stage_count > parameters.architecture.layer_count:
         raise ValueError("stage_count must not exceed layer_count")
+    _check_stage_layers(parameters)
     if parameters.genesis.next_merge_id > parameters.architecture.vocabulary_size:
         raise ValueError("next_merge_id must not exceed vocabulary_size")
     for seed in parameters.seeds:
@@ -56,6 +57,16 @@ def check_parameters(parameters: RunParameters) -> None:
         raise ValueError(
             "strategy must not be averaging where strangers are admitted: the mean of gradients has no protection from "
             "liars; use diloco"
+        )
+
+
+def _check_stage_layers(parameters: RunParameters) -> None:
+    layers = parameters.stage_layers
+    if layers and len(layers) != parameters.stage_count:
+        raise ValueError(f"stage_layers has {len(layers)} numbers, but there are {parameters.stage_count} stages")
+    if layers and sum(layers) != parameters.architecture.layer_count:
+        raise ValueError(
+            f"the stages have {sum(layers)} layers in all, but layer_count is {parameters.architecture.layer_count}"
         )
 
 
@@ -148,6 +159,11 @@ def architecture_from_json(value: JsonValue) -> Architecture:
     except ValueError as error:
         raise RunParametersError(f"The architecture cannot be used: {error}.") from None
     return shape
+
+
+def architecture_to_json(architecture: Architecture) -> Mapping[str, JsonValue]:
+    """Return every size by name, and the options that differ from their default."""
+    return _object_of(architecture)
 
 
 def _object_of(value: Any) -> dict[str, JsonValue]:

@@ -5,7 +5,8 @@ It does not load PyTorch.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.types import Architecture, LayerRange
@@ -38,12 +39,26 @@ def architecture_for(depth: int, vocabulary_size: int, sequence_length: int = 51
     )
 
 
-def layer_parameter_count(architecture: Architecture) -> int:
-    """Parameters of one layer: attention, feed-forward and two norms."""
+def layer_matrix_count(architecture: Architecture) -> int:
+    """Parameters of the matrices of one layer: attention and feed-forward."""
     hidden = architecture.hidden_size
     key_value = architecture.key_value_head_count * architecture.head_size
     attention = 2 * hidden * hidden + 2 * hidden * key_value
-    return attention + 3 * hidden * architecture.feed_forward_size + 2 * hidden
+    return attention + 3 * hidden * architecture.feed_forward_size
+
+
+def layer_parameter_count(architecture: Architecture) -> int:
+    """Parameters of one layer: its matrices, and the scales of two norms and of those of queries and keys."""
+    return layer_matrix_count(architecture) + layer_scale_count(architecture)
+
+
+def layer_scale_count(architecture: Architecture) -> int:
+    """Scales of the norms of one layer; none if they are not trained."""
+    if not architecture.trainable_rmsnorm:
+        return 0
+    heads = architecture.head_count + architecture.key_value_head_count
+    normed_heads = {"none": 0, "head": 2, "width": heads}[architecture.qk_norm]
+    return 2 * architecture.hidden_size + normed_heads * architecture.head_size
 
 
 def parameter_count(architecture: Architecture, layers: LayerRange | None = None) -> int:
@@ -61,9 +76,11 @@ def parameter_count(architecture: Architecture, layers: LayerRange | None = None
 def flops_per_token(architecture: Architecture) -> int:
     """Floating-point operations of forward and backward per token: 6 per matrix parameter used, 6 T d per layer.
 
-    The embedding is a look-up and does not count; causal attention counts half (Kaplan et al. 2020, corrected).
+    Norms count as zero. The embedding is a look-up and does not count; causal attention counts half (Kaplan et al.
+    2020, corrected).
     """
-    matrices = parameter_count(architecture) - architecture.vocabulary_size * architecture.hidden_size
+    head = architecture.vocabulary_size * architecture.hidden_size
+    matrices = architecture.layer_count * layer_matrix_count(architecture) + head
     attention = architecture.layer_count * architecture.sequence_length * architecture.hidden_size
     return 6 * matrices + 6 * attention
 
@@ -89,10 +106,17 @@ class StagePlan(tuple[LayerRange, ...]):
         if not 1 <= stage_count <= layer_count:
             raise ValueError(f"{layer_count} layers cannot be split into {stage_count} stages")
         size, extra = divmod(layer_count, stage_count)
-        edges = [stage * size + min(stage, extra) for stage in range(stage_count + 1)]
+        return cls.of_sizes([size + 1] * extra + [size] * (stage_count - extra))
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> StagePlan:
+        """A plan of stages with these numbers of layers. Raises ValueError for an empty stage."""
+        edges = accumulate(sizes, initial=0)
         return cls.of(*(LayerRange(start, stop) for start, stop in pairwise(edges)))
 
 
 def plan_of(parameters: RunParameters) -> StagePlan:
     """The layers of each stage of a run."""
+    if parameters.stage_layers:
+        return StagePlan.of_sizes(parameters.stage_layers)
     return StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)

@@ -1,4 +1,4 @@
-"""The Hugging Face layout of a stage's weights; with these weights their Llama computes the same logits."""
+"""The Hugging Face layout of a stage's weights; with these weights their Llama, Qwen3 or OLMo 2 gives our logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from neuroshard.model.model_class import class_of
 from neuroshard.model.transformer import StageModel
 from neuroshard.types import Architecture, JsonValue
 
@@ -38,7 +39,7 @@ def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[Llama
             gates = architecture.feed_forward_size
             edges = (("gate_proj", 0, gates), ("up_proj", gates, rows))
         case _:
-            return (LlamaPart(_llama_name(name), 0, rows),)
+            return (LlamaPart(_llama_name(name, architecture), 0, rows),)
     return tuple(LlamaPart(f"{layer}.{part}.weight", start, stop) for part, start, stop in edges)
 
 
@@ -52,11 +53,28 @@ def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
     return exported
 
 
-def llama_config(architecture: Architecture) -> dict[str, JsonValue]:
-    """The config.json that goes with the exported weights."""
+def unit_scales(architecture: Architecture) -> dict[str, int]:
+    """Names and sizes of the scales that the class needs and that our model with frozen norms does not have: ones."""
+    if architecture.trainable_rmsnorm:
+        return {}
+    whole = architecture.qk_norm == "width"
+    sizes = {"attention_norm": architecture.hidden_size, "feed_forward_norm": architecture.hidden_size}
+    if architecture.qk_norm != "none":
+        sizes["attention.norms.query"] = architecture.head_size * (architecture.head_count if whole else 1)
+        sizes["attention.norms.key"] = architecture.head_size * (architecture.key_value_head_count if whole else 1)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        _llama_name(f"layers.{layer}.{name}.weight", architecture): size
+        for layer in range(architecture.layer_count)
+        for name, size in sizes.items()
+    }
+
+
+def llama_config(architecture: Architecture) -> dict[str, JsonValue]:
+    """The config.json that goes with the exported weights. Raises ValueError if no class computes the model."""
+    known = class_of(architecture)
+    return {
+        "architectures": [known.name],
+        "model_type": known.model_type,
         "hidden_size": architecture.hidden_size,
         "num_hidden_layers": architecture.layer_count,
         "num_attention_heads": architecture.head_count,
@@ -91,14 +109,18 @@ def generation_config(architecture: Architecture, ids_in_use: int) -> dict[str, 
     }
 
 
-def _llama_name(name: str) -> str:
+def _llama_name(name: str, architecture: Architecture) -> str:
+    after = architecture.norm_reorder  # OLMo 2 has norms after attention and feed-forward only
     match name:
         case "embedding.weight":
             return "model.embed_tokens.weight"
         case "head.weight":
             return "lm_head.weight"
         case _:
-            renamed = name.replace("attention_norm", "input_layernorm")
-            renamed = renamed.replace("feed_forward_norm", "post_attention_layernorm")
+            renamed = name.replace("attention_norm", "post_attention_layernorm" if after else "input_layernorm")
+            second = "post_feedforward_layernorm" if after else "post_attention_layernorm"
+            renamed = renamed.replace("feed_forward_norm", second)
+            renamed = renamed.replace(".attention.norms.query.", ".self_attn.q_norm.")
+            renamed = renamed.replace(".attention.norms.key.", ".self_attn.k_norm.")
             renamed = renamed.replace(".attention.output.", ".self_attn.o_proj.")
             return "model." + renamed.replace(".feed_forward.down.", ".mlp.down_proj.")

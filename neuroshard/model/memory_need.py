@@ -16,7 +16,7 @@ from neuroshard.model.architecture import (
     SMALLEST_DEPTH,
     architecture_for,
     flops_per_token,
-    layer_parameter_count,
+    layer_matrix_count,
     parameter_count,
 )
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
@@ -153,7 +153,7 @@ def memory_need(
     kept = int(MOMENTS_AND_FACTORS * vector) if averages_gradients else vector
     on_device = _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load)
     if optimizer == "muon":
-        matrices = 4 * len(layers) * (layer_parameter_count(architecture) - 2 * architecture.hidden_size)
+        matrices = 4 * len(layers) * layer_matrix_count(architecture)
         work = max(on_device.backward, _muon_bytes(architecture))
         on_device = replace(on_device, moments=on_device.moments - matrices, backward=work)
     return MemoryNeed(
@@ -194,7 +194,10 @@ def _device_need(
     feed_forward = a.feed_forward_size / a.hidden_size
     key_value = a.key_value_head_count / a.head_count
     # saved tensors of one layer in fp32, in units of the residual stream: counted on real graphs, exact to 1 %
-    layer_activations = int(stream * (10.5 + 2 * key_value + 4 * feed_forward))
+    # The norms of queries and keys keep their inputs and outputs; without scales, the other norms
+    # keep less by about as much.
+    normed_heads = 1.5 * (1 + key_value) if a.qk_norm != "none" and a.trainable_rmsnorm else 0
+    layer_activations = int(stream * (10.5 + 2 * key_value + 4 * feed_forward + normed_heads))
     head = layers.stop == a.layer_count
     return DeviceNeed(
         weights=vector,

@@ -189,8 +189,34 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
+def norm_of(size: int, architecture: Architecture) -> nn.RMSNorm:
+    """The norm x / sqrt(mean(x^2) + epsilon), times a trained scale if the run's norms have one. Its input is fp32."""
+    return nn.RMSNorm(size, architecture.norm_epsilon, architecture.trainable_rmsnorm)
+
+
+class QueryKeyNorm(nn.Module):
+    """Norms of queries and keys, over each head or over all heads together."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        whole = architecture.qk_norm == "width"
+        sizes = (architecture.head_count, architecture.key_value_head_count) if whole else (1, 1)
+        self.query, self.key = (norm_of(heads * architecture.head_size, architecture) for heads in sizes)
+        self._queries = architecture.head_count
+        self._whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, t, query and key heads, head size) -> the same shape, fp32."""
+        x = x.float()  # under autocast the matrices give bf16, in which norms would lose precision
+        query, key = x[:, :, : self._queries], x[:, :, self._queries :]
+        if not self._whole:
+            return torch.cat((self.query(query), self.key(key)), dim=2)
+        parts = (self.query(query.flatten(2)), self.key(key.flatten(2)))
+        return torch.cat(parts, dim=2).view(x.shape)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions."""
+    """Causal grouped-query attention with rotary positions, and with norms of queries and keys if the run has them."""
 
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
@@ -201,14 +227,17 @@ class Attention(nn.Module):
         width = architecture.hidden_size
         self.query_key_value = Projection(width, width, key_value_size, key_value_size)
         self.output = Projection(architecture.hidden_size, architecture.hidden_size)
+        self.norms = QueryKeyNorm(architecture) if architecture.qk_norm != "none" else None
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
         """(b, t, d) -> (b, t, d)."""
         batch, time, width = x.shape
-        packed = self.query_key_value(x).view(batch, time, self._heads + 2 * self._key_value_heads, -1).transpose(1, 2)
-        rotated = rotate(packed[:, : self._heads + self._key_value_heads], cosine, sine)
+        turned = self._heads + self._key_value_heads  # heads of queries and keys
+        packed = self.query_key_value(x).view(batch, time, turned + self._key_value_heads, -1)
+        normed = packed[:, :, :turned] if self.norms is None else self.norms(packed[:, :, :turned])
+        rotated = rotate(normed.transpose(1, 2), cosine, sine).to(packed.dtype)
         query, key = rotated[:, : self._heads], rotated[:, self._heads :]
-        value = packed[:, self._heads + self._key_value_heads :]
+        value = packed[:, :, turned:].transpose(1, 2)
         mask = None
         if cache is not None:
             key, value, mask = cache.extend(self._index, key, value)
@@ -240,17 +269,24 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: pre-norm attention and feed-forward, each added to the residual stream (Zhang and Sennrich 2019)."""
+    """One layer: attention and feed-forward, each added to the residual stream.
+
+    The norm comes before each of them (Zhang and Sennrich 2019), or reordered after it (OLMo 2).
+    """
 
     def __init__(self, architecture: Architecture, index: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
+        self.attention_norm = norm_of(architecture.hidden_size, architecture)
         self.attention = Attention(architecture, index)
-        self.feed_forward_norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
+        self.feed_forward_norm = norm_of(architecture.hidden_size, architecture)
         self.feed_forward = FeedForward(architecture)
+        self._reordered = architecture.norm_reorder
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
         """(b, t, d) -> (b, t, d)."""
+        if self._reordered:
+            x = x + self.attention_norm(self.attention(x, cosine, sine, cache).float())
+            return x + self.feed_forward_norm(self.feed_forward(x).float())
         x = x + self.attention(self.attention_norm(x), cosine, sine, cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
 

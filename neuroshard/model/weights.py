@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from neuroshard.model.transformer import StageModel
+from neuroshard.types import Architecture
 
 _CHUNK = 1 << 20  # numbers drawn at once; even
+DEPTH_DEVIATION = 0.02
 _HALF = 1 << 23  # centres 24 random bits; the difference is exact in fp32
 
 
@@ -29,14 +31,32 @@ def initialise(model: StageModel, seed: int) -> None:
     residual stream (Radford et al. 2019); the embedding has 1, the head 0.02, and norms are one. Measured on the
     demo after 240 steps: an embedding of 0.02 is 0.6 nats behind one of 1, whose scale the first updates do not
     drown.
+
+    With `initialisation = "depth"` the deviations of layer l, counted from 0, do not depend on its width: 0.02 for
+    queries, keys, values and gate, and 0.02/sqrt(2(l + 1)) for up, down and the attention's output, as in the
+    organised runs. The head has 1/sqrt(d).
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() < 2:
                 parameter.fill_(1.0)
             else:
-                deviation = _standard_deviation(name, parameter.shape[1], model.architecture.layer_count)
-                _fill_uniform(parameter, _key(seed, name), deviation)
+                generator = np.random.Philox(key=_key(seed, name))
+                for rows, deviation in _deviations(name, parameter, model.architecture):
+                    _fill_uniform(rows, generator, deviation)
+
+
+def _deviations(name: str, parameter: Tensor, architecture: Architecture) -> tuple[tuple[Tensor, float], ...]:
+    """The parts of a matrix, which are rows in their order, with their standard deviations."""
+    if architecture.initialisation == "fan_in" or name == "embedding.weight":
+        return ((parameter, _standard_deviation(name, parameter.shape[1], architecture.layer_count)),)
+    if name == "head.weight":
+        return ((parameter, 1 / sqrt(parameter.shape[1])),)
+    in_depth = DEPTH_DEVIATION / sqrt(2 * (int(name.split(".")[1]) + 1))
+    if name.endswith("gate_up.weight"):
+        gates = architecture.feed_forward_size
+        return ((parameter[:gates], DEPTH_DEVIATION), (parameter[gates:], in_depth))
+    return ((parameter, DEPTH_DEVIATION if name.endswith("query_key_value.weight") else in_depth),)
 
 
 def _standard_deviation(name: str, inputs: int, layer_count: int) -> float:
@@ -53,9 +73,8 @@ def _key(seed: int, name: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:16], "little")
 
 
-def _fill_uniform(parameter: Tensor, key: int, deviation: float) -> None:
+def _fill_uniform(parameter: Tensor, generator: np.random.Philox, deviation: float) -> None:
     """Uniform in +-sqrt(3) deviation from 24 bits each: an exact integer times one constant, so no rounding differs."""
-    generator = np.random.Philox(key=key)
     scale = np.float32(sqrt(3) * deviation / _HALF)
     flat = parameter.view(-1)
     for start in range(0, flat.numel(), _CHUNK):

@@ -24,8 +24,8 @@ from neuroshard.pipeline.sessions import SessionLimits
 from neuroshard.pipeline.stage_server import ServiceLimits
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.placement.stage_choice import choose_stages, fitting_windows
-from neuroshard.runs.invitation_making import LEAST_OPEN
 from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.runs.stage_plan import LEAST_OPEN
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 from neuroshard.types import LayerRange

@@ -35,7 +35,7 @@ from neuroshard.membership.stage_coverage import (
 )
 from neuroshard.membership.swarm_view import GlobalView, Member, Membership
 from neuroshard.messages import Frame, FrameLimits
-from neuroshard.model.architecture import StagePlan
+from neuroshard.model.architecture import plan_of
 from neuroshard.network import Network, ScoreReason
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, wire_precisions
@@ -110,7 +110,7 @@ class StageSwarm:
         self.wallet_id = identity.wallet_id
         self.run_id = offer.run_id
         self.versions = versions
-        self.plan = StagePlan.even(parameters.architecture.layer_count, parameters.stage_count)
+        self.plan = plan_of(parameters)
         self.membership = membership
         self.outer = parameters.outer  # no later version may change the kind of outer state
         self.inner = parameters.inner  # nor the optimizer

@@ -6,43 +6,22 @@ from collections.abc import Sequence
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.identity.invitations import InvitedModel, InvitedPlaces
-from neuroshard.model.architecture import parameter_count, plan_of
-from neuroshard.model.memory_limit import least_limit_mb
-from neuroshard.model.memory_need import PipelineLoad, memory_need
-from neuroshard.types import LayerRange
+from neuroshard.runs.stage_plan import planned_stages
 
-LEAST_OPEN = 4  # open microbatches of a stage: with fewer the other stages of a pipeline mostly wait
 INVITED_PEERS = 3
 
 
 def invited_model(parameters: RunParameters) -> InvitedModel:
     """The size of a run's model, and the memory that its smallest stage needs on a computer without accelerator."""
-    stages = plan_of(parameters)
-    least = min(_stage_bytes(parameters, layers) for layers in stages)
-    return InvitedModel(parameter_count(parameters.architecture), len(stages), least_limit_mb(least))
+    stages = planned_stages(parameters)
+    least = min(stage.memory_mb for stage in stages)
+    return InvitedModel(sum(stage.parameters for stage in stages), len(stages), least)
 
 
 def invited_places(parameters: RunParameters, peers: Sequence[str], data: str | None) -> InvitedPlaces:
     """The places that an invitation names. Of the data, only an https:// address means the same place elsewhere."""
     places = (data,) if data is not None and data.startswith("https://") else ()
     return InvitedPlaces(parameters.name, tuple(peers[:INVITED_PEERS]), places, model=invited_model(parameters))
-
-
-def _stage_bytes(parameters: RunParameters, layers: LayerRange) -> int:
-    of_step = max(1, parameters.sequences_per_step // parameters.batch_size)
-    load = None if parameters.stage_count == 1 else PipelineLoad((layers,), min(of_step, LEAST_OPEN))
-    outer = parameters.outer
-    need = memory_need(
-        parameters.architecture,
-        layers,
-        parameters.batch_size,
-        "cpu",
-        load,
-        codec=outer.codec,
-        averages_gradients=outer.strategy == "averaging",
-        optimizer=parameters.inner.optimizer,
-    )
-    return need.host_bytes
 
 
 def qr_rows(link: str) -> tuple[str, ...]:

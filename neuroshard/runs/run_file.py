@@ -19,14 +19,20 @@ from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import (
     RunParametersError,
-    architecture_from_json,
     run_parameters_from_json,
     run_parameters_to_json,
 )
-from neuroshard.model.architecture import architecture_for
+from neuroshard.model.model_class import export_objection
 from neuroshard.optim.schedule import scaled_learning_rate
-from neuroshard.runs.proposal import SEQUENCE_LENGTH, STAGED_MICROBATCHES, Proposal, run_parameters
-from neuroshard.types import Architecture, JsonValue
+from neuroshard.runs.architecture_table import (
+    ARCHITECTURE_EXAMPLE,
+    ARCHITECTURE_NAMES,
+    config_entries,
+    read_architecture,
+)
+from neuroshard.runs.proposal import STAGED_MICROBATCHES, Proposal, run_parameters
+from neuroshard.runs.stage_layers import CUT_NAMES, PARTS, with_stage_layers
+from neuroshard.types import JsonValue
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,11 @@ BATCH_SIZE = 4
 # Friends tolerate no liar, and trimming discards honest work: of three contributions it leaves the middle one. The
 # gates still judge them, and each is clipped to the median norm.
 OF_STRANGERS: Mapping[str, JsonValue] = {"aggregator": "trimmed_mean", "trim_fraction": 0.25}
-ARCHITECTURE_EXAMPLE = "For example, in TOML: architecture = { depth = 8 }"
 # Name in the file -> field of the run parameters. docs/RUNS.md explains each name.
 NAMES: Mapping[str, str] = {
     "name": "name",
     "num_stages": "stage_count",
+    "stage_layers": "stage_layers",
     "batch_size": "batch_size",
     "sequences_per_step": "sequences_per_step",
     "initial_weights_seed": "initial_weights_seed",
@@ -138,8 +144,9 @@ NAMES: Mapping[str, str] = {
 }
 # These are checked together, because the allowed values of each depend on the others.
 SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
+TOGETHER = (SCHEME, CUT_NAMES)
 TABLES: Mapping[str, frozenset[str]] = {
-    "architecture": frozenset({"depth", *(item.name for item in fields(Architecture))}),
+    "architecture": ARCHITECTURE_NAMES,
     "genesis": frozenset(item.name for item in fields(GenesisPins)),
 }
 RunConfig = Mapping[str, JsonValue]  # by name in the file; types of the values are not checked yet
@@ -174,9 +181,13 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     """Build the first version of a run on this data. Raises UsageError with the entry that cannot be used."""
     if "architecture" not in config:
         raise UsageError("The run names no architecture.", ARCHITECTURE_EXAMPLE)
+    shipped = config_entries(config["architecture"])
+    if CUT_NAMES.isdisjoint(config):
+        config = {**{name: value for name, value in shipped.items() if name in CUT_NAMES}, **config}
+    config = with_stage_layers(config)
     if "holds_from_outer_step" in config:
         raise UsageError("holds_from_outer_step is for a later version of a run.", "Use it with --update.")
-    architecture = _architecture(config["architecture"], pins.next_merge_id)
+    architecture = read_architecture(config["architecture"], pins.next_merge_id)
     if "genesis" not in config and architecture.vocabulary_size >= FIRST_MERGE_ID:  # fewer ids than the data set has
         pins = replace(pins, next_merge_id=min(pins.next_merge_id, architecture.vocabulary_size))
     optimizer = "muon" if config.get("inner_optimizer") == "muon" else "adamw"  # apply_config reports any other value
@@ -198,19 +209,28 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
 
     A table `architecture` gets defaults, among them the parameters' vocabulary; a table `genesis` must be complete.
     """
-    scheme = {key: value for key, value in config.items() if key in SCHEME}
-    rest = [{key: value} for key, value in config.items() if key not in SCHEME]
-    for entries in [scheme, *rest] if scheme else rest:
+    config = with_stage_layers(config)
+    groups = [{key: value for key, value in config.items() if key in names} for names in TOGETHER]
+    rest = [{key: value} for key, value in config.items() if not any(key in names for names in TOGETHER)]
+    for entries in filter(None, [*groups, *rest]):
         written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
         for key, value in entries.items():
             if key == "architecture":
-                written["architecture"] = asdict(_architecture(value, parameters.genesis.next_merge_id))
+                written["architecture"] = asdict(read_architecture(value, parameters.genesis.next_merge_id))
             else:
                 *outer, name = NAMES.get(key, key).split(".")
                 target = written[outer[0]] if outer else written
                 target[name] = value
         parameters = _checked(entries, written)
     return parameters
+
+
+def model_warnings(config: RunConfig) -> tuple[str, ...]:
+    """Warnings about the model of a new run. Raises UsageError with the entry that cannot be used."""
+    if "architecture" not in config:
+        return ()
+    objection = export_objection(read_architecture(config["architecture"], FIRST_MERGE_ID))
+    return () if objection is None else (objection,)
 
 
 LONG_FIXED_INTERVAL = 100  # inner steps
@@ -254,35 +274,13 @@ def _checked(entries: RunConfig, written: Mapping[str, JsonValue]) -> RunParamet
         raise UsageError(f"{shown} cannot be used: {reason}", "Correct it in the file of the run.") from None
 
 
-def _architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
-    """Read an architecture: the model family's sizes for a depth, replaced by sizes that are given by name."""
-    if not isinstance(value, Mapping):
-        raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
-    given = dict(value)
-    depth = given.pop("depth", None)
-    try:
-        defaults: dict[str, JsonValue] = {
-            "vocabulary_size": vocabulary_size,
-            "sequence_length": SEQUENCE_LENGTH,
-            "rope_theta": Architecture.rope_theta,
-            "norm_epsilon": Architecture.norm_epsilon,
-        }
-        if depth is not None:
-            if isinstance(depth, bool) or not isinstance(depth, int):
-                raise UsageError(f"architecture.depth must be a whole number, not {depth!r:.40}.", ARCHITECTURE_EXAMPLE)
-            defaults = asdict(architecture_for(depth, vocabulary_size, SEQUENCE_LENGTH))
-        return architecture_from_json({**defaults, **given})
-    except (ValueError, RunParametersError) as error:
-        raise UsageError(f"architecture cannot be used: {error}", ARCHITECTURE_EXAMPLE) from None
-
-
 def _read_toml(text: str) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", tomllib.loads(text))
 
 
 def _check_names(config: RunConfig, path: Path) -> None:
     for key, value in config.items():
-        _check_name(key, [*NAMES, *LATER_NAMES, *TABLES], f"{path}: ")
+        _check_name(key, [*NAMES, *PARTS, *LATER_NAMES, *TABLES], f"{path}: ")
         if key in TABLES and isinstance(value, Mapping):
             for name in value:
                 _check_name(str(name), sorted(TABLES[key]), f"{path}: {key}.")

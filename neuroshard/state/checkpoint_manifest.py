@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import structs
 
 from neuroshard.errors import CheckpointError, StorageError
+from neuroshard.identity import architecture_to_json
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
 from neuroshard.types import Architecture, DataPosition, LayerRange, NodeId, RunId, WalletId
 
@@ -79,7 +80,9 @@ class CheckpointManifest:
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Encode as JSON with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
-    content = {"meta": asdict(_finite(manifest.meta)), "tensors": asdict(manifest.tensors)}
+    # Without the options that the model does not use, so that checkpoints of plain models keep their bytes.
+    meta = asdict(_finite(manifest.meta)) | {"architecture": architecture_to_json(manifest.meta.architecture)}
+    content = {"meta": meta, "tensors": asdict(manifest.tensors)}
     document = {"format_version": FORMAT_VERSION, "content": content, "sha256": _digest(content)}
     encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False, default=structs.asdict).encode()
     if len(encoded) > MAX_META_BYTES:

@@ -1,9 +1,10 @@
 """`checkpoint export`: saved stages as one model for other programs.
 
 `--format torch` writes the keys of the classic NeuroShard file, readable with weights_only=True. `--format hf` writes a
-Hugging Face Llama folder: the bytes go from file to file, a few megabytes at a time, because the two layouts differ
-only in names. `--format gguf` writes one file for llama.cpp: rows of queries and keys change places, because llama.cpp
-rotates neighbouring pairs by RoPE where Hugging Face's layout rotates the halves of a head."""
+Hugging Face folder: the bytes go from file to file, a few megabytes at a time, because the two layouts differ only in
+names. The class is Llama, Qwen3 or OLMo 2, by the options of the model. `--format gguf` writes one file for llama.cpp:
+rows of Llama's queries and keys change places, because llama.cpp rotates neighbouring pairs of Llama by RoPE where
+Hugging Face's layout rotates the halves of a head. Scales that the run does not train are written as ones."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +44,8 @@ from neuroshard.data.tokenizer.table import (
     TokenizerTable,
 )
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
-from neuroshard.model.llama_layout import LlamaPart, generation_config, llama_config, llama_parts
+from neuroshard.model.llama_layout import LlamaPart, generation_config, llama_config, llama_parts, unit_scales
+from neuroshard.model.model_class import class_of, export_objection
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage
@@ -164,9 +167,10 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
     """Write the folder, whole or not at all, from stages that are a whole model in the order of their layers.
 
     `folder` must not exist, or be empty; without a table it gets no tokenizer. Every file's digest is checked on the
-    way. Raises DamagedStageError, StorageError.
+    way. Raises DamagedStageError, StorageError, and UsageError for options that no class of transformers has.
     """
     folder, architecture = folder.absolute(), stages[0].architecture
+    _check_class(architecture)
     sources = [(stage, stage_layout(stage)) for stage in stages]
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
     try:
@@ -178,7 +182,8 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD_NAME).write_text(model_card(stages, table, library="transformers"), encoding="utf-8")
         with (temporary / TENSORS_FILE).open("xb") as file:
-            write_tensor_file(file, _llama_layout(sources, architecture), _weights_of(sources))
+            weights = chain(_weights_of(sources), _ones(unit_scales(architecture).values()))
+            write_tensor_file(file, _llama_layout(sources, architecture), weights)
             file.flush()
             os.fsync(file.fileno())
         if folder.exists():
@@ -190,6 +195,12 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
         raise kind(f"{folder} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_class(architecture: Architecture) -> None:
+    objection = export_objection(architecture)
+    if objection is not None:
+        raise UsageError(objection, "Use --format torch.")
 
 
 def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> dict[str, dict[str, JsonValue]]:
@@ -239,7 +250,16 @@ def _llama_layout(sources: Sequence[tuple[SavedStage, TensorLayout]], architectu
                 shape = (part.stop - part.start, *spec.shape[1:])
                 specs[part.name] = StoredTensor(spec.dtype, shape, position)
                 position = specs[part.name].stop
+    for name, size in unit_scales(architecture).items():
+        specs[name] = StoredTensor(torch.float32, (size,), position)
+        position = specs[name].stop
     return TensorLayout(specs)
+
+
+def _ones(sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Yield the bytes of vectors of ones, which are small: the scales of norms."""
+    for size in sizes:
+        yield memoryview(np.ones(size, "<f4").tobytes())
 
 
 def _weights_of(sources: Sequence[tuple[SavedStage, TensorLayout]]) -> Iterator[memoryview]:
@@ -278,10 +298,11 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
     """Write the file, whole or not at all, from stages that are a whole model in the order of their layers.
 
     `path` must not exist. Every tensor is float32. A Modelfile and a model card are written next to it. Raises
-    DamagedStageError, StorageError, UsageError without `gguf`.
+    DamagedStageError, StorageError, and UsageError without `gguf` or for options that llama.cpp has no model of.
     """
     gguf = _gguf()
     architecture, path = stages[0].architecture, path.absolute()
+    _check_class(architecture)
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
     companions = {
         path.with_suffix(".Modelfile"): modelfile(path.name, architecture.sequence_length),
@@ -291,7 +312,7 @@ def export_gguf(stages: Sequence[SavedStage], path: Path, table: TokenizerTable)
         for place in (path, *companions):
             _check_is_free(place)
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = gguf.GGUFWriter(temporary, "llama")
+        writer = gguf.GGUFWriter(temporary, class_of(architecture).model_type)
         try:
             _describe(writer, gguf, architecture, table)
             _write_tensors(writer, gguf, stages, architecture)
@@ -365,13 +386,20 @@ def _describe(writer: Any, gguf: Any, architecture: Architecture, table: Tokeniz
 
 def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], architecture: Architecture) -> None:
     """Write the positions of all tensors, then one tensor after the other: at most one is in memory."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, architecture.layer_count)
+    model = getattr(gguf.MODEL_ARCH, class_of(architecture).model_type.upper())
+    names = gguf.get_tensor_name_map(model, architecture.layer_count)
+
+    def announce(name: str, shape: tuple[int, ...]) -> None:
+        name_there = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor_info(name_there, shape, np.dtype(np.float32), math.prod(shape) * 4)
+
     for stage in stages:
         for name, spec in stage_layout(stage).specs.items():
             for part in _parts(name, spec.shape, architecture):
-                shape = (part.stop - part.start, *spec.shape[1:])
-                name_there = names.get_name(part.name, try_suffixes=(".weight",))
-                writer.add_tensor_info(name_there, shape, np.dtype(np.float32), math.prod(shape) * 4)
+                announce(part.name, (part.stop - part.start, *spec.shape[1:]))
+    scales = unit_scales(architecture)
+    for name, size in scales.items():
+        announce(name, (size,))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -380,6 +408,8 @@ def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], archite
             for part in _parts(name, tensor.shape, architecture):
                 rows: Matrix = tensor[part.start : part.stop].to(torch.float32).numpy()
                 writer.write_tensor_data(in_neighbouring_pairs(rows, part.name, architecture))
+    for size in scales.values():
+        writer.write_tensor_data(np.ones(size, np.float32))
 
 
 def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple[LlamaPart, ...]:
@@ -388,8 +418,11 @@ def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple
 
 
 def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -> Matrix:
-    """Reorder queries and keys so that rows i and i + half of each head are adjacent; other matrices stay unchanged."""
-    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+    """Reorder Llama's queries and keys so that rows i and i + half of each head are adjacent.
+
+    Other matrices, and all of the other models, stay unchanged: llama.cpp rotates the halves of their heads.
+    """
+    if class_of(architecture).model_type != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return rows
     heads = rows.reshape(-1, 2, architecture.head_size // 2, rows.shape[1])  # (heads, halves, pairs, hidden size)
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from neuroshard.data.chat_template import OLLAMA, STOPS, conversation_text
+from neuroshard.model.model_class import class_of
 
 if TYPE_CHECKING:
     from neuroshard.data.tokenizer.table import TokenizerTable
@@ -23,13 +24,14 @@ def model_card(stages: Sequence[SavedStage], table: TokenizerTable | None, *, li
     saved = datetime.fromtimestamp(min(meta.time for meta in metas), UTC)
     parts = ", ".join(f"layers {meta.layers.start}-{meta.layers.stop - 1}: {meta.step:,}" for meta in metas)
     steps = f"{metas[0].step:,}" if len(metas) == 1 else f"{min(meta.step for meta in metas):,} ({parts})"
+    family = class_of(architecture).name.removesuffix("ForCausalLM")
     facts = {
         "Run": f"`{stages[0].run_id}`",
         "Training steps": steps,
         "Tokens seen": f"{max(meta.tokens for meta in metas):,}",
         "Training loss": "not known" if loss is None else f"{loss:.3f} nats per token (moving average)",
         "Saved": saved.strftime("%Y-%m-%d %H:%M UTC"),
-        "Architecture": f"Llama: {architecture.layer_count} layers, width {architecture.hidden_size}, "
+        "Architecture": f"{family}: {architecture.layer_count} layers, width {architecture.hidden_size}, "
         f"{architecture.head_count} heads, {architecture.key_value_head_count} of keys and values",
         "Vocabulary": f"{architecture.vocabulary_size:,} ids" + (f", {table.next_merge_id:,} in use" if table else ""),
         "Context": f"{architecture.sequence_length:,} tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from neuroshard.errors import CheckpointError
 from neuroshard.state import checkpoint_manifest as metadata
 from neuroshard.state.checkpoint_manifest import (
     CheckpointManifest,
+    CheckpointMeta,
     IncompatibleCheckpointError,
     TensorFile,
     decode_manifest,
     encode_manifest,
 )
 from neuroshard.status.snapshot import HeldOutPoint, LossPoint
+from neuroshard.types import Architecture, LayerRange, NodeId, RunId, WalletId
 from tests.worlds.checkpoints import meta_at
 
 FILE = TensorFile("step-7.safetensors", 100, "ab" * 32)
@@ -36,6 +39,19 @@ FULL = replace(
 
 def test_everything_comes_back_exactly() -> None:
     assert decode_manifest(encode_manifest(CheckpointManifest(FULL, FILE))) == CheckpointManifest(FULL, FILE)
+
+
+def test_checkpoints_of_plain_models_keep_their_bytes_and_options_are_stored() -> None:
+    plain = Architecture(32, 4, 4, 2, 48, 71, 24)
+    meta = CheckpointMeta(
+        WalletId("ab" * 8), NodeId("node"), RunId("cd" * 32), plain, LayerRange(1, 3), step=7, time=1e9
+    )
+    file = TensorFile("step-7.safetensors", 10, "ef" * 32)
+    written = encode_manifest(CheckpointManifest(meta, file))
+    assert sha256(written).hexdigest() == "cc5ea351dba4404c512051bd1f5f818ece03320737e52c5b22b1150646ba1afe"
+    options = replace(plain, qk_norm="width", norm_reorder=True, trainable_rmsnorm=False, initialisation="depth")
+    changed = CheckpointManifest(replace(meta, architecture=options), file)
+    assert decode_manifest(encode_manifest(changed)) == changed
     assert encode_manifest(CheckpointManifest(FULL, FILE)) == encode_manifest(CheckpointManifest(FULL, FILE))
 
 

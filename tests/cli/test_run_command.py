@@ -104,6 +104,38 @@ def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path:
     assert "num_stages = 3 cannot be used" in refused.err
 
 
+def test_a_plan_shows_memory_and_bytes_per_stage_without_token_and_data(neuroshard: Command, tmp_path: Path) -> None:
+    entries = "batch_size = 1\nwire_precision = 'int8'"
+    (tmp_path / "run.toml").write_text(f"{entries}\narchitecture = {{ config = 'reparam_13B_C' }}")
+    plan = neuroshard("run", "plan", tmp_path / "run.toml", "--memory", "120000")
+    assert plan.code == 0, plan.err
+    rows = [line.split() for line in plan.out.splitlines() if line[:5].strip().isdecimal()]
+    assert [row[:3] for row in rows[:2]] == [["1", "0-3", "2,040,791,040"], ["2", "4-7", "1,384,120,320"]]
+    assert [row[-2:] for row in rows] == [["5,440", "-"], *[["5,440", "5,440"]] * 11, ["-", "5,440"]]
+    assert "formats hf and gguf cannot" in plan.out
+    facts = neuroshard("run", "plan", tmp_path / "run.toml", "--json").json()
+    assert (facts["parameters"], len(facts["stages"]), facts["wire_precision"]) == (18_614_850_560, 13, "int8")
+    assert facts["stages"][12]["first_layer"] == 48
+    assert any("can train" in warning for warning in facts["warnings"])
+    (tmp_path / "run.toml").write_text("architecture = { config = 'reparam_13B' }")
+    wrong = neuroshard("run", "plan", tmp_path / "run.toml")
+    assert (wrong.code, "Near names: reparam_13B_C" in wrong.err) == (2, True)
+    assert not list(tmp_path.rglob("*.json"))  # nothing is signed
+
+
+def test_a_model_that_other_programs_cannot_read_is_reported_before_anything_is_signed(
+    owner: Command, tmp_path: Path
+) -> None:
+    options = 'norm_reorder = true, qk_norm = "head"'
+    (tmp_path / "run.toml").write_text(f"architecture = {{ depth = 2, {options} }}")
+    missing = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    assert missing.code != 0  # the data cannot be opened, so nothing is signed
+    assert f"({options}), so the formats hf and gguf cannot" in missing.err
+    (tmp_path / "run.toml").write_text("architecture = { depth = 2, norm_reorder = true, qk_norm = 'width' }")
+    missing = owner("run", "create", "--config", tmp_path / "run.toml", "--genesis", tmp_path / "nowhere")
+    assert "formats" not in missing.err
+
+
 def test_a_file_is_not_written_over(owner: Command, small_genesis: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG)
     (tmp_path / "mine.json").write_text("{}")

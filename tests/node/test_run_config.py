@@ -21,6 +21,7 @@ SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5i
 EVERYTHING = f"""
 name = "friends"
 num_stages = 2
+stage_layers = [1, 1]
 batch_size = 2
 sequences_per_step = 16
 initial_weights_seed = 3
@@ -135,6 +136,7 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         wire_precision="int4",
         wire_precision_gradients="int8",
         routing="lanes",
+        stage_layers=(1, 1),
     )
 
 
@@ -307,7 +309,7 @@ architecture:
         ("inner_lrr = 1", ["run.toml: inner_lrr", "Did you mean inner_lr?"]),
         ("stages = 2", ["stages", "Did you mean num_stages?"]),
         ("qqqq = 2", ["qqqq", "Known are", "architecture"]),
-        ("[architecture]\nlayers = 2", ["architecture.layers", "Did you mean layer_count?"]),
+        ("[architecture]\nlayers = 2", ["architecture.layers", "Did you mean n_layers?"]),
         ("[genesis]\nroots = 2", ["genesis.roots", "Did you mean root?"]),
         ("inner_lr = = 1", ["not", "line 1"]),
     ],

@@ -13,6 +13,7 @@ from neuroshard.runs.offer import MAY_CHANGE
 from neuroshard.runs.run_file import LATER_NAMES, NAMES, TABLES, new_parameters
 
 DOCS = Path(__file__).parents[2] / "docs"
+COLUMNS = 6  # of the table of all names
 DERIVED = {
     "wire_precision",  # by the number of stages
     "architecture",
@@ -31,6 +32,8 @@ def rows() -> dict[str, list[str]]:
     for line in (DOCS / "RUNS.md").read_text("utf-8").splitlines():
         if line.startswith("| `"):
             first, *cells = (cell.strip() for cell in line.strip("|").split(" | "))
+            if len(cells) != COLUMNS - 1:  # a table of the options of a model
+                continue
             names = re.findall(r"`(\w+)`", first)
             defaults = cells[1].split(", ") if len(names) > 1 else [cells[1]] * len(names)
             found |= {name: [cells[0], default, *cells[2:]] for name, default in zip(names, defaults, strict=True)}

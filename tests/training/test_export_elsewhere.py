@@ -8,12 +8,12 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data import topics
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.export import export_gguf, export_huggingface, require_gguf
+from neuroshard.state.export import export_gguf, export_huggingface, export_torch, require_gguf
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.training.text_generation import allowed_ids
@@ -42,9 +42,9 @@ def made_model(architecture: Architecture, seed: int = 5) -> StageModel:
     """Weights large enough that no two tokens are nearly as likely as each other."""
     model, generator = StageModel(architecture), torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if name.endswith("norm.weight") else 0.15 * noise)
+            parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise)
     return model
 
 
@@ -112,6 +112,13 @@ ARCHITECTURES = {
         GROUPED, key_value_head_count=1, rope_theta=500_000.0, norm_epsilon=1e-6
     ),
     "more rows than ids": replace(GROUPED, vocabulary_size=TABLE.next_merge_id + 37),
+    "frozen scales": replace(GROUPED, trainable_rmsnorm=False),
+    "norms per head": replace(GROUPED, qk_norm="head"),
+    "frozen norms per head": replace(GROUPED, qk_norm="head", trainable_rmsnorm=False),
+    "reordered, norms over the width": replace(GROUPED, norm_reorder=True, qk_norm="width"),
+    "reordered, frozen norms over the width": replace(
+        GROUPED, norm_reorder=True, qk_norm="width", trainable_rmsnorm=False
+    ),
 }
 each_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES)
 
@@ -188,6 +195,26 @@ def test_the_file_describes_model_and_tokenizer(tmp_path: Path) -> None:
     assert sum(tensor.n_elements for tensor in reader.tensors) == sum(
         parameter.numel() for parameter in made_model(architecture).parameters()
     )
+
+
+@pytest.mark.parametrize(("qk_norm", "reordered"), [("head", True), ("none", True), ("width", False)])
+def test_models_without_a_ready_class_are_refused_with_the_reason(
+    qk_norm: Literal["none", "head", "width"], reordered: bool, tmp_path: Path
+) -> None:
+    architecture = replace(GROUPED, qk_norm=qk_norm, norm_reorder=reordered)
+    stages = save_in_stages(made_model(architecture), tmp_path, 2)
+    reason = rf'norm_reorder = {str(reordered).lower()}, qk_norm = "{qk_norm}".*formats hf and gguf cannot'
+    with pytest.raises(UsageError, match=reason) as caught:
+        export_huggingface(stages, tmp_path / "model", TABLE)
+    assert caught.value.action == "Use --format torch."
+    if find_spec("gguf") is not None:
+        with pytest.raises(UsageError, match=reason):
+            export_gguf(stages, tmp_path / "model.gguf", TABLE)
+    assert not list(tmp_path.glob("model*"))
+    export_torch(stages, tmp_path / "model.pt")
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert weights["architecture"] == asdict(architecture)
+    assert ("attention.norms.query.weight" in weights["layers"][2]) == (qk_norm != "none")
 
 
 @needs_gguf

@@ -20,6 +20,10 @@ export interface Architecture {
   sequence_length: number;
   rope_theta: number;
   norm_epsilon: number;
+  qk_norm: "none" | "head" | "width";
+  norm_reorder: boolean;
+  trainable_rmsnorm: boolean;
+  initialisation: "fan_in" | "depth";
 }
 
 /** One restorable state on disk. */
