@@ -233,7 +233,6 @@ def _text_of(data: bytes) -> str:
 
 RESERVATION_SECONDS = 3600.0
 PORTION_BYTES = 64 * 1024
-WINDOW_BYTES = 2 * 1024 * 1024  # of a circuit; fills 100 Mbit/s at 160 ms
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,6 @@ class RelayServer:
             return
         try:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
-            stream.largest_window = other.largest_window = WINDOW_BYTES
             here, there = self._household(client), self._household(target)
             self._forget_rested()
             async with anyio.create_task_group() as tasks:

@@ -173,7 +173,6 @@ class YamuxStream(IMuxedStream):
         self.is_outbound = is_outbound
         self.closed_at: float | None = None  # when this side closed while the other did not
         self.is_known_to_peer = not is_outbound  # true once the first frame has left
-        self.largest_window = MAX_WINDOW
         self._link = link
         self._chunks: deque[memoryview] = deque()
         self._unread = 0
@@ -385,7 +384,7 @@ class YamuxStream(IMuxedStream):
         now = trio.current_time()
         since, self._updated_at = now - self._updated_at, now
         rtt = self._link.round_trips.least
-        grown = min(self._window, self.largest_window - self._window)
+        grown = min(self._window, MAX_WINDOW - self._window)
         if rtt is None or grown <= 0:
             return 0
         longest = _GROWS_WITHIN_ROUND_TRIPS * min(max(rtt, 0.001), LONGEST_RTT_SECONDS)
