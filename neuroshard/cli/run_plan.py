@@ -61,9 +61,10 @@ def plan(
 
 def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: int) -> dict[str, Any]:
     """The plan as JSON. An edge leads from a stage to the next one."""
-    from neuroshard.pipeline.stage_protocol import WirePrecision, wire_bytes
+    from neuroshard.pipeline.stage_protocol import wire_bytes, wire_precisions
 
-    per_token = wire_bytes(1, parameters.architecture.hidden_size, WirePrecision(parameters.wire_precision))
+    precisions, size = wire_precisions(parameters), parameters.architecture.hidden_size
+    forward, backward = (wire_bytes(1, size, precision) for precision in precisions)
     last = len(stages) - 1
     rows = [
         {
@@ -74,8 +75,8 @@ def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: i
             "memory_mb": stage.memory_mb,
             "tier_mb": stage.tier_mb,
             "fits_here": stage.tier_mb <= here_mb,
-            "activation_bytes_per_token": per_token if number < last else None,
-            "gradient_bytes_per_token": per_token if number else None,
+            "activation_bytes_per_token": forward if number < last else None,
+            "gradient_bytes_per_token": backward if number else None,
         }
         for number, stage in enumerate(stages)
     ]
@@ -84,7 +85,8 @@ def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: i
         "parameters": total,
         "vocabulary_size": parameters.architecture.vocabulary_size,
         "batch_size": parameters.batch_size,
-        "wire_precision": parameters.wire_precision,
+        "wire_precision": precisions[0].value,
+        "wire_precision_gradients": precisions[1].value,
         "here_mb": here_mb,
         "stages": rows,
     }
@@ -95,7 +97,7 @@ def _table(parameters: RunParameters, facts: dict[str, Any]) -> list[str]:
     model = f"{facts['parameters']:,} parameters, {shape.layer_count} layers of width {shape.hidden_size}"
     lines = [
         f"{model}, {shape.vocabulary_size:,} ids, sequences of {shape.sequence_length:,} tokens",
-        f"{batch} sequence{'' if batch == 1 else 's'} per microbatch, activations in {parameters.wire_precision}",
+        f"{batch} sequence{'' if batch == 1 else 's'} per microbatch, activations in {facts['wire_precision']}",
         "Memory of a computer without accelerator that holds one stage; limits count in steps of 500 MB.",
         "",
         "stage  layers       parameters  memory (MB)  limit (MB)  bytes/token to next  gradients to previous",
