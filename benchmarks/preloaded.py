@@ -180,8 +180,6 @@ def serve(connection: socket.socket) -> list[str] | None:
 
 def main() -> None:
     """Import, then fork until the client has gone; each child runs its command line."""
-    # A niceness of its own lets nodes compute beside the tests. Otherwise they only get the time that tests leave.
-    os.nice(1)
     for name in MODULES:
         import_module(name)
     gc.collect()

@@ -30,6 +30,12 @@ TEXT_BYTES = 150_000
 SAVING_OFTEN = {"NEUROSHARD_CHECKPOINT_MIN_SECONDS": "0", "NEUROSHARD_CHECKPOINT_WRITE_GB_PER_DAY": "1000000"}
 
 
+def pytest_configure() -> None:
+    """Training yields to other programs, and would wait for the other tests. A niceness of the tests decides instead."""
+    if hasattr(os, "nice") and os.nice(0) == 0:
+        os.nice(1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real processes first where workers share the tests, each a part of the list: they wait a lot, the others compute.
 

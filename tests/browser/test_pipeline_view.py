@@ -71,17 +71,17 @@ def test_the_age_of_second_copies_is_told(
     ]
     page = open_page(f"{start_node(with_stages(status, *stages)).url}#pipeline")
     expect(page.get_by_text(summary)).to_be_visible()
-    stage_box(page, 2).check(force=True)
+    stage_box(page, 2).press("Space")
     expect(page.get_by_role("region", name="Who holds stage 2", exact=True)).to_contain_text(chosen)
 
 
 def test_a_chosen_stage_tells_its_holders(start_node: StartNode, open_page: OpenPage) -> None:
     page = open_page(f"{start_node(driver()).url}#pipeline")
-    stage_box(page, 2).check(force=True)
+    stage_box(page, 2).press("Space")
     panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     for words in ("Stage 2, layers 5\N{EN DASH}8", "1 computer can work on it.", f"{short(peer_id(1))} can work"):
         expect(panel).to_contain_text(words)
-    stage_box(page, 1).check(force=True)
+    stage_box(page, 1).press("Space")
     expect(page.get_by_role("region", name="Who holds stage 1", exact=True)).to_contain_text(
         f"{short(ME)} can work, this computer"
     )
@@ -94,7 +94,7 @@ def test_holders_are_told_by_what_they_do(start_node: StartNode, open_page: Open
     many = replace(middle, ready=(peer_id(1), peer_id(2)), paused=(peer_id(3),), joining=(peer_id(4), peer_id(5)))
     page = open_page(f"{start_node(with_stages(status, first, many, last)).url}#pipeline")
     expect(stage_box(page, 2)).to_have_accessible_name(re.compile("3 computers"))
-    stage_box(page, 2).check(force=True)
+    stage_box(page, 2).press("Space")
     panel = page.get_by_role("region", name="Who holds stage 2", exact=True)
     sentence = "2 computers can work on it, 1 computer is paused and 2 computers get ready for it."
     expect(panel).to_contain_text(sentence)
@@ -257,7 +257,7 @@ def test_the_way_of_a_microbatch_stage_by_stage(start_node: StartNode, open_page
     rows = card.get_by_role("list", name="Time at each stage").get_by_role("listitem")
     expect(rows.nth(0)).to_contain_text("this computer")
     expect(rows.nth(2)).to_contain_text(short(peer_id(2)))
-    columns.nth(TAKEN_OVER).check(force=True)
+    columns.nth(TAKEN_OVER).press("Space")
     expect(card).to_contain_text("It took 1.69 s for 1,024 tokens, 500 ms of it between the stages.")
     expect(card).to_contain_text("1 request failed, so another computer was asked.")
     expect(card).to_contain_text(
@@ -271,7 +271,7 @@ def test_a_chosen_microbatch_stays_while_others_come(start_node: StartNode, open
     page = open_page(f"{node.url}#pipeline")
     card = page.get_by_role("region", name="The last microbatches")
     columns = card.get_by_role("radio")
-    columns.nth(TAKEN_OVER).check(force=True)
+    columns.nth(TAKEN_OVER).press("Space")
     expect(card).to_contain_text("It took 1.69 s")
 
     def one_more(status: NodeStatus) -> NodeStatus:
@@ -285,7 +285,7 @@ def test_a_chosen_microbatch_stays_while_others_come(start_node: StartNode, open
     node.publish(one_more)
     expect(columns.nth(TAKEN_OVER - 1)).to_be_checked()
     expect(card).to_contain_text("It took 1.69 s")
-    columns.nth(31).check(force=True)
+    columns.nth(31).press("Space")
     node.publish(one_more)
     expect(card.get_by_role("heading", name="The newest one, stage by stage")).to_be_visible()
     expect(columns.nth(31)).to_be_checked()
