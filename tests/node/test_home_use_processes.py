@@ -14,7 +14,7 @@ from tests.worlds.processes import LONGEST_SECONDS, made, neuroshard, nodes_of, 
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-# The share keeps rounds two seconds apart: with one a second, nobody who missed some could keep up on a busy computer.
+# The share keeps rounds two seconds apart: with one a second, nobody who missed some keeps up on a busy computer.
 CONFIG = "architecture = { depth = 2, sequence_length = 64 }\nbatch_size = 1\ninner_steps = 5\nround_share = 0.05\n"
 OWNER_IS_GONE = "too few voting nodes are online"
 
