@@ -31,7 +31,7 @@ SAVING_OFTEN = {"NEUROSHARD_CHECKPOINT_MIN_SECONDS": "0", "NEUROSHARD_CHECKPOINT
 
 
 def pytest_configure() -> None:
-    """Training yields to other programs, and would wait for the other tests. A niceness of the tests decides instead."""
+    """Training yields to other programs, so it would wait for other tests. A niceness of the tests decides instead."""
     if hasattr(os, "nice") and os.nice(0) == 0:
         os.nice(1)
 
