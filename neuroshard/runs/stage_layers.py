@@ -10,7 +10,7 @@ from neuroshard.types import JsonValue
 
 HEAD, BODY, TAIL = PARTS = ("num_hidden_layers_head", "num_hidden_layers_body", "num_hidden_layers_tail")
 CUT_NAMES = frozenset({"num_stages", "stage_layers", *PARTS})  # together they say which stage has which layers
-_EXAMPLE = "For example: num_stages = 4, num_hidden_layers_head = 3, num_hidden_layers_body = 4 and _tail = 5."
+_EXAMPLE = f"For example: num_stages = 4, {HEAD} = 3, {BODY} = 4 and {TAIL} = 5."
 
 
 def with_stage_layers(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

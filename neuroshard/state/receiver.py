@@ -89,7 +89,7 @@ class StateReceiver:
     async def report_copied(self, donor: NodeId, taken_at: float) -> None:
         """Report to a donor that its state of this time is stored here as a copy. Raises DonorError.
 
-        The donor then keeps no place for this node any more.
+        The donor then frees this node's place.
         """
         await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, REPORT_SECONDS)
 
