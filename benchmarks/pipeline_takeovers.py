@@ -89,8 +89,8 @@ def _takeover_rows(takeovers: Sequence[_Takeover]) -> list[Row]:
         Row(
             f"the only holder of a stage killed: longest standstill of a driver, {len(takeovers)} times",
             f"{slowest:.1f} s",
-            "< 30 s",
-            slowest < 30,
+            "<= 13 s",
+            slowest <= 13,
         ),
         Row(
             "of its work lost, of the stated age of the second copy",

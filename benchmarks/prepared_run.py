@@ -18,11 +18,12 @@ from neuroshard.runs.stored_runs import LocalRuns
 from neuroshard.types import Architecture
 
 
-def build_data(folder: Path, vocabulary: int) -> tuple[GenesisPins, int]:
-    """A Genesis folder from Python's documentation; its pins and the ids in use."""
+def build_data(folder: Path, vocabulary: int, texts: Path | None = None) -> tuple[GenesisPins, int]:
+    """A Genesis folder from the files of a folder, or from Python's documentation; its pins and the ids in use."""
     wallet = Wallet.from_secret(parse_token(TOKEN))
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    text = FolderText(write_topics(folder.with_name("text"))) if IS_TINY else StandardLibraryText()
+    texts = write_topics(folder.with_name("text")) if IS_TINY else texts
+    text = StandardLibraryText() if texts is None else FolderText(texts)
     build_genesis(text, folder, wallet, now=now, options=BuildOptions(vocabulary=vocabulary))
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
     tokenizer = (folder / "tokenizer.json").read_bytes()

@@ -87,7 +87,7 @@ class Peer:
         """Connect to the others."""
         for peer in peers:
             self._members.append(GroupMember(peer["node"], peer["wallet"]))
-            await self._network.transport.connect(peer["address"])
+            await self._network.transport.connect(peer["address"], is_given=True)
         return {"members": len(self._members)}
 
     async def round(self, number: int, codec: str, *, are_strangers: bool) -> Mapping[str, Any]:

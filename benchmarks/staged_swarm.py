@@ -90,13 +90,28 @@ class StagedSwarm:
     def start(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> Member:
         """Start a member, or start it again in its folder, and wait until it has chosen its layers."""
         node = self.launch(number, threads=threads, memory_mb=memory_mb)
-        status = node.wait_for("address", lambda status: bool(status["network"]["addresses"]), START_SECONDS)
-        self._addresses[number] = status["network"]["addresses"][0]
+        self.learn_address(number, node)
         node.wait_for("layers", lambda status: status["layers"] is not None, START_SECONDS)
         return Member(node, number)
 
-    def launch(self, number: int, *, threads: int = 1, memory_mb: int | None = None) -> NodeProcess:
-        """Start a member's process; it knows the addresses of all that were started before."""
+    def learn_address(self, number: int, node: NodeProcess) -> None:
+        """Wait until a member can be reached, and tell its address to those that are launched afterwards."""
+        status = node.wait_for("address", lambda status: bool(status["network"]["addresses"]), START_SECONDS)
+        self._addresses[number] = status["network"]["addresses"][0]
+
+    def launch(
+        self,
+        number: int,
+        *,
+        threads: int = 1,
+        memory_mb: int | None = None,
+        place: Sequence[str] = (),
+        host: str = "127.0.0.1",
+    ) -> NodeProcess:
+        """Start a member's process, at an address of this computer; it knows the addresses learned before.
+
+        `place` stands before its command.
+        """
         data_dir = self._folder / f"member-{number}"
         data_dir.mkdir(parents=True, exist_ok=True)
         JoinedRuns(data_dir).keep(self._offer)
@@ -107,7 +122,8 @@ class StagedSwarm:
         arguments = ["--run", self._offer.run_id, "--genesis", str(self._genesis), "--max-stages", "1"]
         arguments += ["--cpu-threads", str(threads), *peers]
         arguments += [] if memory_mb is None else ["--memory", str(memory_mb)]
-        return self._stack.enter_context(running_node(data_dir, arguments, variables={"NEUROSHARD_TOKEN": token}))
+        variables = {"NEUROSHARD_TOKEN": token, "NEUROSHARD_P2P_HOST": host}
+        return self._stack.enter_context(running_node(data_dir, arguments, variables=variables, place=place))
 
     def close(self) -> None:
         """Stop all."""

@@ -17,10 +17,14 @@ def real_texts() -> list[bytes]:
     """Return the texts in UTF-8; Python's own documentation at the tiny size. Raises NotHereError without any."""
     if IS_TINY:
         return [topics.topics[name].encode() for name in sorted(topics.topics)]
-    paths = sorted(TEXTS.rglob("*.txt")) if TEXTS.is_dir() else []
-    if not paths:
+    return [path.read_bytes() for path in sorted(real_text_folder().rglob("*.txt"))]
+
+
+def real_text_folder() -> Path:
+    """Return the folder with the texts. Raises NotHereError without any."""
+    if not any(TEXTS.rglob("*.txt")):
         raise NotHereError(f"there are no texts in {TEXTS}: name a folder in BENCHMARK_TEXTS")
-    return [path.read_bytes() for path in paths]
+    return TEXTS
 
 
 def write_topics(folder: Path) -> Path:

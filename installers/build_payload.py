@@ -125,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         payload, wheels = Path(place) / "payload", Path(place) / "wheels"
         payload.mkdir()
-        pip("wheel", "--no-deps", "-w", str(wheels), str(ROOT))
+        pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT))  # with the locked build tools
         fill_payload(arguments.platform, payload, next(wheels.glob("neuroshard-*.whl")))
         write_payload_notices(payload, fetch_uv(arguments.platform, payload))
         make = compile_windows if arguments.platform == "windows" else pack_macos

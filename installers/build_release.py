@@ -21,13 +21,15 @@ from components import BILL
 
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"
+# With the locked build tools that `make` has installed, not with the newest ones of the package index.
+LOCKED = ("--no-deps", "--no-build-isolation")
 
 
 def build_packages(program: Path, out: Path) -> None:
     """Run every builder. A failure ends the release: no folder is left that looks complete."""
     with_program = ("--program", str(program), "--out", str(out))
     commands = (
-        (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)),
+        (sys.executable, "-m", "pip", "wheel", *LOCKED, "--quiet", "--wheel-dir", str(out), str(ROOT)),
         (sys.executable, str(HERE / "build_deb.py"), *with_program),
         (sys.executable, str(HERE / "build_tarball.py"), *with_program),
         (sys.executable, str(HERE / "build_payload.py"), "windows", "--out", str(out)),

@@ -28,6 +28,7 @@ NamedRun = Annotated[RunId, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # the run id in 
 NamedWallet = Annotated[WalletId, Meta(max_length=WALLET_ID_DIGITS, pattern=PRINTABLE)]  # the wallet id in a message
 HexDigest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a SHA-256 or BLAKE3 in a message
 LARGEST_REAL = 1e300
+ID_BYTES = 4  # of a token id in a message
 MOST_COMPLETION_TOKENS = 2_048  # of one continuation or reply
 PositiveReal = Annotated[float, Meta(gt=0, le=LARGEST_REAL)]
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -65,11 +66,25 @@ class Architecture:
     # False: the norms of blocks, queries and keys have no scale; the final norm always has one
     trainable_rmsnorm: bool = field(default=True, metadata={"since": 7})
     initialisation: Literal["fan_in", "depth"] = field(default="fan_in", metadata={"since": 7})
+    # Numbers per token that travel between stages: the residual stream before the last `free_blocks` layers stays in a
+    # subspace of this dimension, apart from a frozen row of the token. 0: the whole width travels.
+    subspace_rank: Annotated[int, Meta(ge=0, le=2**63 - 1)] = field(default=0, metadata={"since": 7})
+    free_blocks: Annotated[int, Meta(ge=0, le=2**63 - 1)] = field(default=0, metadata={"since": 7})
 
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.head_count
+
+    @property
+    def wire_size(self) -> int:
+        """Numbers per token that travel between stages: the coefficients of the subspace, or the whole width."""
+        return self.subspace_rank or self.hidden_size
+
+    @property
+    def constrained_layers(self) -> int:
+        """Number of layers, from the first one, that write into the subspace only."""
+        return max(0, self.layer_count - self.free_blocks) if self.subspace_rank else 0
 
 
 MAX_LAYERS = 4096

@@ -16,6 +16,7 @@ from neuroshard.errors import NeuroShardError, UsageError
 from neuroshard.identity.invitations import Invitation, read_invitation
 from neuroshard.identity.wallet import key_words
 from neuroshard.network.lan_runs import LanRuns
+from neuroshard.network.line import WHOLE_LINE, upload_limit
 from neuroshard.network.mdns import RunNotice
 from neuroshard.runs.chosen_run import ChosenRun
 from neuroshard.runs.invited_settings import reachable_peers
@@ -135,12 +136,17 @@ class Room:
     monthly_quota: float | None = None  # gigabytes
 
     @classmethod
-    def of(cls, values: Mapping[str, object]) -> Room:
-        """The limits among these settings."""
+    def of(cls, values: Mapping[str, object], line: float) -> Room:
+        """The limits among these settings, on a line with this upload in megabits per second."""
         memory, upload, quota = (values.get(key) for key in ("memory", "max_upload", "monthly_quota"))
+        percent = values.get("upload_percent")
         return cls(
             int(memory) if isinstance(memory, int | float) else None,
-            float(upload) if isinstance(upload, int | float) else None,
+            upload_limit(
+                float(upload) if isinstance(upload, int | float) else None,
+                percent if isinstance(percent, int) else WHOLE_LINE,
+                line,
+            ),
             float(quota) if isinstance(quota, int | float) else None,
         )
 

@@ -19,13 +19,13 @@ from neuroshard.api.arrival import (
     invitation_body,
 )
 from neuroshard.api.context import ApiContext, carry_out_run_command
+from neuroshard.api.presets import line_of
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers
 from neuroshard.errors import UsageError
 from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, MAX_USES, Invitation, to_code
 from neuroshard.status.board import AnswerKnock, Invite, JoinRun, ListMembers, NameDeputy, RevokeInvitation
-from neuroshard.types import BITS_PER_BYTE
 
 
 class IssuedBody(ResponseBody):
@@ -160,9 +160,8 @@ class ShownLink:
         """The invitation as the page shows it."""
         shown, status = self.invitation, self.context.board.current()
         memory = None if status.memory is None else status.memory.limit_mb
-        limit, quota = status.network.upload_limit, self._setting("monthly_quota")
-        upload = None if limit is None else limit * BITS_PER_BYTE / 1e6
-        room = Room.of({"memory": memory, "max_upload": upload, "monthly_quota": quota})
+        keys = ("max_upload", "upload_percent", "monthly_quota")
+        room = Room.of({"memory": memory, **{key: self._setting(key) for key in keys}}, line_of(status.network).upload)
         body = None if shown is None else invitation_body(shown, room, is_local=self._is_local)
         return ShownLinkBody(invitation=body, fault=self.fault)
 

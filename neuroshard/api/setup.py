@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,13 +27,14 @@ from neuroshard.api.arrival import (
     PurposeRequest,
     Room,
 )
-from neuroshard.api.presets import PresetsBody, presets_body
+from neuroshard.api.presets import LineBody, PresetsBody, presets_body
 from neuroshard.api.problems import WrongFieldsError
 from neuroshard.api.rendering import EncodableText, RequestBody, ResponseBody
 from neuroshard.api.requests import CommandBody, NoMembers, SettingName
 from neuroshard.config.folders import expanded
 from neuroshard.config.loading import LoadedSettings, check_settings, source_name
 from neuroshard.config.saving import FirstSettings, stored_token
+from neuroshard.config.setting_forms import advice_of
 from neuroshard.config.settings import Settings, note_of
 from neuroshard.errors import NotReadyError, StorageError, TokenError, UsageError
 from neuroshard.identity import Wallet, new_phrase, parse_token
@@ -87,6 +88,7 @@ class SetupBody(ResponseBody):
     settings: dict[str, SetupField]
     autostart: SetupAutostart
     presets: PresetsBody
+    gpus: list[EncodableText] = Field(description="GPUs that may train, with their memory; empty: the processor trains")
     arrival: ArrivalBody
     chosen: bool = Field(description="whether folder and settings were sent once")
 
@@ -164,13 +166,15 @@ def entered_wallet(text: str, *, is_text: bool, origin: WalletOrigin = "entered"
         raise WrongFieldsError(("phrase", f"{error.message} {error.action}".strip())) from None
     token = text.strip()
     if token.startswith("-"):
-        raise WrongFieldsError(("phrase", "A token does not begin with -: commands would read it as an option."))
+        raise WrongFieldsError(("phrase", "A token cannot begin with -: commands would read it as an option."))
     if secret.kind == "text" and not is_text:
         count = len(token.split())
         has = f"{count} word{'' if count == 1 else 's'}"
         raise WrongFieldsError(("phrase", f"A wallet phrase has 12 or 24 words; this text has {has}."))
     if secret.kind == "text" and origin == "entered" and len(token) < SHORTEST_TEXT:
-        raise WrongFieldsError(("phrase", f"A token has at least {SHORTEST_TEXT} characters: others would guess it."))
+        raise WrongFieldsError(
+            ("phrase", f"A token has at least {SHORTEST_TEXT} characters: others could guess a shorter one.")
+        )
     wallet = Wallet.from_secret(secret)
     return DraftWallet(origin, wallet.wallet_id, SecretStr(token), warning=secret.warning)
 
@@ -191,7 +195,7 @@ def confirmed_wallet(wallet: DraftWallet, answers: tuple[str, ...]) -> DraftWall
     return replace(wallet, is_confirmed=True)
 
 
-PRESET_FIELDS = ("memory", "max_upload", "cpu_percent", "pause_on_battery", "pause_on_full_screen")
+PRESET_FIELDS = ("memory", "max_upload", "upload_percent", "cpu_percent", "pause_on_battery", "pause_on_full_screen")
 FIELDS = (*PRESET_FIELDS, "cpu_threads", "max_storage", "monthly_quota", "training", "train_when")
 PATIENCE_SECONDS = 1800.0
 
@@ -201,6 +205,8 @@ class SetupFacts:
     """Facts about this computer. `measured` contains the effective values of settings that are not given."""
 
     measured: Mapping[str, JsonValue]
+    line: LineBody
+    gpus: Sequence[str]
     autostart_possible: bool
     autostart_how: str
 
@@ -275,6 +281,7 @@ class SetupDraft:
             ),
             settings={key: self._field(key) for key in FIELDS},
             presets=self._presets(),
+            gpus=list(place.gpus),
             autostart=SetupAutostart(possible=place.autostart_possible, how=place.autostart_how, wanted=self.autostart),
             arrival=self.arrival.view(self._room()),
             chosen=self.is_chosen,
@@ -337,8 +344,9 @@ class SetupDraft:
 
     def _room(self) -> Room:
         """The limits so far: those chosen, otherwise those measured."""
-        fields = {key: self._field(key) for key in ("memory", "max_upload", "monthly_quota")}
-        return Room.of({key: one.measured if one.value is None else one.value for key, one in fields.items()})
+        fields = {key: self._field(key) for key in ("memory", "max_upload", "upload_percent", "monthly_quota")}
+        values = {key: one.measured if one.value is None else one.value for key, one in fields.items()}
+        return Room.of(values, self.surroundings.line.upload)
 
     def _presets(self) -> PresetsBody:
         """The presets, and the chosen one: the balanced one before the owner has chosen any limit."""
@@ -346,7 +354,7 @@ class SetupDraft:
         for key in (*PRESET_FIELDS, "monthly_quota"):
             chosen = self._field(key).value
             values[key] = _plain(Settings.model_fields[key].default) if chosen is None else chosen
-        body = presets_body(int(memory) if isinstance(memory, int) else 0, values)
+        body = presets_body(int(memory) if isinstance(memory, int) else 0, self.surroundings.line, values)
         return body if self.settings or self.is_chosen else body.model_copy(update={"chosen": "balanced"})
 
     def is_abandoned(self) -> bool:
@@ -375,7 +383,7 @@ class SetupDraft:
         try:
             check_settings({key: value}, {key: "default"})
         except UsageError:
-            return (key, f"Allowed: {note_of(key).allowed}.")
+            return (key, advice_of(key))
         return None
 
 
@@ -440,7 +448,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 ANSWERED = ["GET", "POST", "PATCH"]  # methods of a node's routes
-WAITING = "This node waits to be set up in the browser."
+WAITING = "This node is waiting to be set up in the browser."
 
 
 def arrival_routes(desk: SetupDraft, clock: Callable[[], float]) -> APIRouter:
@@ -531,6 +539,6 @@ def setup_routes(desk: SetupDraft, stop: Callable[[str], object], clock: Callabl
     async def other(rest: str) -> None:
         """Refuse the other routes of a node with 503."""
         del rest
-        raise NotReadyError(WAITING, "Finish in its page: `neuroshard` opens it again.")
+        raise NotReadyError(WAITING, "Finish the setup in its page: `neuroshard` opens it again.")
 
     return router

@@ -101,17 +101,24 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="hf: a Hugging Face folder; gguf: a file for llama.cpp; torch: a PyTorch file with optimizer state.",
+            help="hf: a Hugging Face folder; gguf: a file for llama.cpp. Both have the replicas' mean after a round. "
+            "torch: a PyTorch file with this node's own weights and optimizer state.",
         ),
     ] = "hf",
     at: Annotated[
         datetime | None,
-        typer.Option("--at", help="Use each stage's newest state at or before this local time. (default: now)"),
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Use each stage's newest state at or before this local time: 2026-11-29T14:30. (default: now)",
+        ),
     ] = None,
     from_folders: From = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="RUN_ID", help="The run id, or its first digits. (default: the run saved last)"),
+        typer.Option(
+            "--run", metavar="RUN_ID", help="The run id, or its first digits. (default: the most recently saved run)"
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Export only this state: a .json file from `checkpoint list`.")
@@ -326,7 +333,14 @@ def verify_checkpoints(
 
 @app.command("restore")
 def restore_checkpoint(
-    at: Annotated[datetime, typer.Option("--at", help="Return to the newest state at or before this local time.")],
+    at: Annotated[
+        datetime,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Return to the newest state at or before this local time, for example 2026-11-29T14:30.",
+        ),
+    ],
     data_dir: DataDir = None,
     demo: DemoNode = False,
     as_json: AsJson = False,

@@ -73,7 +73,7 @@ ICON_PIXELS = 64
 
 
 def tray(data_dir: DataDir = None, demo: DemoNode = False) -> None:
-    """Show an icon next to the clock with the node's state, the dashboard, pause and resume.
+    """Show an icon next to the clock, with the node's state and a menu: dashboard, pause, resume.
 
     Closing the icon does not stop the node.
     """

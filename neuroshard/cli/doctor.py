@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from neuroshard.cli.failures import ExitCode
-from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Host, Port, given
+from neuroshard.cli.options import AsJson, DataDir, DeviceOption, GenesisSource, Host, Port, given
 from neuroshard.status.values import plural
 
 if TYPE_CHECKING:
@@ -68,31 +68,47 @@ def torch(_case: Case) -> Finding:
         import torch as library
     except (ImportError, OSError) as error:  # OSError: a system library is missing
         return Finding("torch", is_well=False, detail=f"cannot be imported: {error}", action=_INSTALL_TORCH)
-    cuda = library.version.cuda
-    return Finding("torch", is_well=True, detail=f"{library.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}")
+    built: dict[str, str | None] = {
+        "CUDA": library.version.cuda,
+        "ROCm": library.version.hip,
+        "XPU": library.version.xpu,
+        "Metal": "" if library.backends.mps.is_built() else None,
+    }
+    kinds = [f"{name} {version}".strip() for name, version in built.items() if version is not None]
+    detail = f"{library.__version__}, with {' and '.join(kinds)}" if kinds else f"{library.__version__}, without CUDA"
+    return Finding("torch", is_well=True, detail=detail)
 
 
 def device(case: Case) -> Finding:
-    """Show the compute device, and GPUs that are not used because PyTorch has no CUDA."""
+    """Show the compute device with its memory, version and driver, and GPUs that are not used, with the reason."""
     from neuroshard.host.computer import default_threads
-    from neuroshard.host.resources import choose_device
+    from neuroshard.host.resources import choose_device, obstacle
 
     if case.status is not None:
         used: Mapping[str, Any] = case.status["resources"]
         threads = plural(used["cpu_threads_limit"], "CPU thread")
-        return Finding("device", is_well=True, detail=f"the running node uses {used['device_name']}, {threads}")
+        name = used["device_name"] if used["device"] == "cpu" else f"{used['device_name']} ({used['device']})"
+        memory = f", {used['gpu_memory_total_bytes'] / 1e6:,.0f} MB" if used["gpu_memory_total_bytes"] else ""
+        return Finding("device", is_well=True, detail=f"the running node uses {name}{memory}, {threads}")
     chosen = choose_device(case.loaded.settings.device)
     threads = case.loaded.settings.cpu_threads or default_threads()
-    memory_mb = f", {chosen.memory_mb:,} MB" if chosen.memory_mb else ""
-    unused = [] if chosen.kind != "cpu" or case.loaded.settings.device == "cpu" else _nvidia_gpus()
-    action = f"{', '.join(unused)}: not used, this PyTorch has no CUDA. {_INSTALL_TORCH}" if unused else ""
-    return Finding(
-        "device", is_well=True, detail=f"{chosen.name}{memory_mb}, {plural(threads, 'CPU thread')}", action=action
-    )
+    unused, driver = _nvidia_gpus()
+    facts = [
+        chosen.label,
+        f"{chosen.memory_mb:,} MB" if chosen.memory_mb else "",
+        chosen.version,
+        f"driver {driver}" if chosen.gpu_uuid else "",
+        plural(threads, "CPU thread"),
+    ]
+    action = ""
+    if unused and case.loaded.settings.device == "auto" and chosen.kind == "cpu":
+        reason, advice = obstacle("cuda")
+        action = f"{', '.join(unused)}: not used. {reason}. {advice}".strip()
+    return Finding("device", is_well=True, detail=", ".join(filter(None, facts)), action=action)
 
 
-def _nvidia_gpus() -> list[str]:
-    """Names of the GPUs that the NVIDIA driver reports; PyTorch is not used."""
+def _nvidia_gpus() -> tuple[list[str], str]:
+    """Names of the GPUs that the NVIDIA driver reports, and its version; PyTorch is not used."""
     from importlib import import_module
 
     library: Any = import_module("pynvml")
@@ -100,10 +116,11 @@ def _nvidia_gpus() -> list[str]:
         library.nvmlInit()
         handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
         names = [str(library.nvmlDeviceGetName(handle)) for handle in handles]
+        driver = str(library.nvmlSystemGetDriverVersion())
         library.nvmlShutdown()
     except library.NVMLError:
-        return []
-    return names
+        return [], "not known"
+    return names, driver
 
 
 def memory(case: Case) -> Finding:
@@ -333,6 +350,7 @@ def doctor(
     port: Port = None,
     host: Host = None,
     genesis: GenesisSource = None,
+    device: DeviceOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Check everything that a node needs, from Python to its peers, and show every setting. Exit code 1 on a problem.
@@ -344,7 +362,7 @@ def doctor(
     from neuroshard.config.loading import load_settings
 
     logging.getLogger("neuroshard").addHandler(logging.NullHandler())  # a problem is shown once, as a finding
-    loaded = load_settings(given(data_dir=data_dir, port=port, host=host, genesis=genesis))
+    loaded = load_settings(given(data_dir=data_dir, port=port, host=host, genesis=genesis, device=device))
     case = _case_of(loaded)
     findings = [_examined(name, look, case) for name, look in _LOOKS]
     if as_json:

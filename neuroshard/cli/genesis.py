@@ -42,9 +42,7 @@ def build(
     text: Annotated[Path | None, typer.Option("--text", metavar="FOLDER", help="A folder with text files.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="A file that lists sources (TOML, JSON), or `genesis`: our list."
-        ),
+        typer.Option("--config", metavar="FILE", help="A file with sources (TOML or JSON), or `genesis` for our list."),
     ] = None,
     vocabulary: Annotated[
         int | None,
@@ -68,7 +66,7 @@ def build(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="With --config: continue when the sources grow.")] = False,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Wallet that signs the data; NEUROSHARD_TOKEN is safer.")
+        str | None, typer.Option(metavar="TOKEN", help="Token of the signing wallet; NEUROSHARD_TOKEN is safer.")
     ] = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,

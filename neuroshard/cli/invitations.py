@@ -184,7 +184,7 @@ def _when_learned(status: dict[str, Any] | None) -> str:
 def members(run: RunName = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the members of a run: labels, deputies, the wallets that vote, and those that are online.
 
-    For a run of friends, the invitations follow that were made here and have places left. For a run that is open to
+    For a run of friends, the list ends with the invitations of this computer that have places left. For a run open to
     strangers, the list contains the owner and the wallets named with `run trust`.
     """
     from neuroshard.config.loading import resolve_data_dir

@@ -17,6 +17,7 @@ from neuroshard import __version__
 from neuroshard.cli import checkpoint, desktop, doctor, genesis, remote, run, start, talk, update, wallet
 from neuroshard.cli.failures import exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
+    CompileOption,
     DataDir,
     DeviceOption,
     EndWithStdin,
@@ -174,6 +175,7 @@ def node(
     no_port_mapping: NoPortMapping = False,
     no_relay: NoRelay = False,
     device: DeviceOption = None,
+    compile: CompileOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
@@ -229,9 +231,9 @@ def open_link(
     link: Annotated[str, typer.Argument(metavar="LINK|FILE", help="A neuroshard:// link, or an invitation file.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Open an invitation: show it in the page of the running node, or in that of a new one. It joins nothing.
+    """Show an invitation in the page of the running node, or in that of a new one. This joins nothing.
 
-    Desktops run this for a click on a link.
+    Desktops run this command when somebody clicks a link.
     """
     flags = given(data_dir=data_dir)
     with show_failure_on_desktop(flags):

@@ -33,7 +33,20 @@ OwnText = Annotated[
     typer.Option("--text", metavar="FOLDER", help="Train on the text files in this folder."),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="auto, cuda, mps or cpu. (default: auto)")
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="auto, cpu, cuda, cuda:N, mps, xpu or xpu:N. (default: auto)",
+    ),
+]
+CompileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--compile",
+        metavar="MODE",
+        help="auto or off. auto compiles the model in the background for a CUDA or XPU device. (default: auto)",
+    ),
 ]
 MemoryLimit = Annotated[
     int | None, typer.Option("--memory", metavar="MB", help="Memory limit, never exceeded. (default: measured)")

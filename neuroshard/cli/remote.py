@@ -22,7 +22,7 @@ STOP_SECONDS = 120.0  # time for a final checkpoint on a slow disk, the same as 
 NODE_DIGITS = 8  # at the end of a node id, for people
 
 AllMachines = Annotated[bool, typer.Option("--all", help="Apply to all machines of your wallet that can be reached.")]
-DemoNode = Annotated[bool, typer.Option("--demo", help="The node started by `neuroshard demo`.")]
+DemoNode = Annotated[bool, typer.Option("--demo", help="Use the node started by `neuroshard demo`.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -121,7 +121,7 @@ def open_dashboard(
         typer.echo(f"A browser on this computer can also open the file {entrance.page}", err=True)
 
 
-token_app = typer.Typer(help="Keys for programs that use a node.", no_args_is_help=True)
+token_app = typer.Typer(help="Create, list and remove tokens for programs that use a node.", no_args_is_help=True)
 
 
 @token_app.command("read")
@@ -294,7 +294,9 @@ def logs(
     data_dir: DataDir = None,
     port: Port = None,
     demo: DemoNode = False,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue after a restart of the node.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl+C, also after a restart.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the newest log lines of the running node."""

@@ -35,10 +35,10 @@ def create(
     ],
     genesis: GenesisSource = None,
     num_stages: Annotated[
-        int | None, typer.Option(metavar="S", help="Cut the model into S parts for several computers; as in the file.")
+        int | None, typer.Option(metavar="S", help="Cut the model into S parts. (default: as in the file)")
     ] = None,
     inner_optimizer: Annotated[
-        str | None, typer.Option(metavar="adamw|muon", help="Optimizer of the inner steps; as in the file.")
+        str | None, typer.Option(metavar="adamw|muon", help="Optimizer of the inner steps. (default: as in the file)")
     ] = None,
     update: Annotated[
         str | None,

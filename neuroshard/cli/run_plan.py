@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neuroshard.cli.options import AsJson, MemoryLimit, given
+from neuroshard.types import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from neuroshard.runs.stage_plan import PlannedStage
 
 STANDARD_VOCABULARY = 32_000  # of a data set that `genesis build` makes with its largest vocabulary
+UPLOADS_MBIT = 5, 20, 100  # per second, of lines at home
 
 
 def plan(
@@ -63,9 +65,11 @@ def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: i
     """The plan as JSON. An edge leads from a stage to the next one."""
     from neuroshard.pipeline.stage_protocol import wire_bytes, wire_precisions
 
-    precisions, size = wire_precisions(parameters), parameters.architecture.hidden_size
-    forward, backward = (wire_bytes(1, size, precision) for precision in precisions)
+    shape, precisions = parameters.architecture, wire_precisions(parameters)
+    forward, backward = (wire_bytes(1, shape.wire_size, precision) for precision in precisions)
+    forward += ID_BYTES if shape.subspace_rank else 0
     last = len(stages) - 1
+    busiest = 0 if last == 0 else forward + backward if last > 1 else max(forward, backward)
     rows = [
         {
             "stage": number,
@@ -83,10 +87,13 @@ def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: i
     total = sum(stage.parameters for stage in stages)
     return {
         "parameters": total,
-        "vocabulary_size": parameters.architecture.vocabulary_size,
+        "vocabulary_size": shape.vocabulary_size,
+        "subspace_rank": shape.subspace_rank,
+        "free_blocks": shape.free_blocks,
         "batch_size": parameters.batch_size,
         "wire_precision": precisions[0].value,
         "wire_precision_gradients": precisions[1].value,
+        "busiest_upload_per_token": busiest,
         "here_mb": here_mb,
         "stages": rows,
     }
@@ -98,6 +105,7 @@ def _table(parameters: RunParameters, facts: dict[str, Any]) -> list[str]:
     lines = [
         f"{model}, {shape.vocabulary_size:,} ids, sequences of {shape.sequence_length:,} tokens",
         f"{batch} sequence{'' if batch == 1 else 's'} per microbatch, activations in {facts['wire_precision']}",
+        *_subspace_line(parameters),
         "Memory of a computer without accelerator that holds one stage; limits count in steps of 500 MB.",
         "",
         "stage  layers       parameters  memory (MB)  limit (MB)  bytes/token to next  gradients to previous",
@@ -112,4 +120,21 @@ def _table(parameters: RunParameters, facts: dict[str, Any]) -> list[str]:
             f"{row['stage'] + 1:>5}  {layers:<9} {row['parameters']:>13,}  {row['memory_mb']:>11,}  "
             f"{row['tier_mb']:>10,}  {forward:>19}  {backward:>21}"
         )
-    return lines
+    return [*lines, *_line_speed(facts["busiest_upload_per_token"])]
+
+
+def _line_speed(busiest: int) -> list[str]:
+    """Tokens per second that usual lines carry through the stage that sends most."""
+    if busiest == 0:
+        return []
+    *lower, highest = (f"{mbit * 125_000 // busiest:,} tokens/s at {mbit} Mbit/s" for mbit in UPLOADS_MBIT)
+    speeds = f"{', '.join(lower)} and {highest}"
+    return [f"The busiest stage uploads {busiest:,} bytes per token. The limit of its line is {speeds} up."]
+
+
+def _subspace_line(parameters: RunParameters) -> list[str]:
+    shape = parameters.architecture
+    if shape.subspace_rank == 0:
+        return []
+    free = f"the last {shape.free_blocks} layers are free" if shape.free_blocks else "no layer is free"
+    return [f"Subspace of rank {shape.subspace_rank}: coefficients and token ids travel; {free}"]

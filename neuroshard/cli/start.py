@@ -12,6 +12,7 @@ import typer
 
 from neuroshard.cli.failures import show_failure_on_desktop
 from neuroshard.cli.options import (
+    CompileOption,
     DataDir,
     DeviceOption,
     EndWithStdin,
@@ -70,6 +71,7 @@ def demo(
     host: Host = None,
     data_dir: DataDir = None,
     device: DeviceOption = None,
+    compile: CompileOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
@@ -88,6 +90,7 @@ def demo(
         port=port,
         host=host,
         device=device,
+        compile=compile,
         memory=memory,
         cpu_threads=cpu_threads,
         max_storage=max_storage,
@@ -185,7 +188,7 @@ def trainer(
     verbose: Verbose = False,
     end_with_stdin: EndWithStdin = False,
 ) -> None:
-    """Send data through the layers that other nodes of a run hold, without holding any: no GPU, little memory.
+    """Feed text to the layers that other nodes of a run hold. It holds none itself, and needs no GPU and little memory.
 
     A run can have any number of trainers; each reads different data. The default data folder is `trainer` in the
     per-user folder, so that a trainer can run next to a node.
@@ -205,7 +208,9 @@ def trainer(
 
 
 def seed(
-    p2p_port: Annotated[int | None, typer.Option("--p2p-port", help="Port for nodes. (default: 4001)")] = None,
+    p2p_port: Annotated[
+        int | None, typer.Option("--p2p-port", metavar="PORT", help="Port for nodes. (default: 4001)")
+    ] = None,
     p2p_host: P2pHost = None,
     peer: Peers = None,
     data_dir: DataDir = None,
@@ -215,7 +220,7 @@ def seed(
     log_json: LogJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Help nodes find each other: a stateless node that does not train and needs no token. Prints its addresses.
+    """Help nodes find each other: run a node that does not train and needs no token. Prints its addresses.
 
     Run two of them, the second with an address of the first as --peer, so that the network survives the loss of one.
     """

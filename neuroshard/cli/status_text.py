@@ -12,6 +12,7 @@ Schema: TypeAlias = Mapping[str, Any]
 # The end of a name that repeats the unit, which the value shows.
 UNIT_ENDINGS: Final = {"s": "_seconds", "bytes": "_bytes", "MB": "_mb", "nats/token": ""}
 SIZES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+LARGE: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))  # prefixes of FLOP
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ def _number(value: float, unit: str) -> str:
     if unit in ("bytes", "bytes/s"):
         factor, prefixed = next((one for one in SIZES if abs(value) >= one[0]), (1.0, "bytes"))
         return f"{value / factor:,.4g} {prefixed}{unit.removeprefix('bytes')}"
+    if unit.startswith("FLOP"):
+        factor, prefix = next((one for one in LARGE if abs(value) >= one[0]), LARGE[-1])
+        return f"{value / factor:,.4g} {prefix}{unit}"
     digits = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
     return f"{digits} {unit}".rstrip()
 

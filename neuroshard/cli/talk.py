@@ -19,16 +19,21 @@ GENERATION_SECONDS = 310.0  # the node itself gives up after 300
 TOO_LONG = "context_length_exceeded"
 _EVENT = "data: "
 
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always chooses the likeliest token.")]
-TopP = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest tokens with this total probability.")
+Temperature = Annotated[
+    float, typer.Option(min=0.0, max=2.0, metavar="T", help="0 always chooses the likeliest token.")
 ]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text while the weights are the same.")]
+TopP = Annotated[
+    float,
+    typer.Option(min=0.0, max=1.0, metavar="P", help="Choose among the likeliest tokens with this total probability."),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The same seed and weights give the same text.")]
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, help="Longest continuation.")] = 64,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue.")],
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, metavar="N", help="Longest continuation.")
+    ] = 64,
     temperature: Temperature = 0.8,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -58,8 +63,10 @@ def generate(
 
 
 def chat(
-    system: Annotated[str | None, typer.Option(help="Text before the conversation.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, help="Longest reply.")] = 128,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="Text before the conversation.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=MOST_COMPLETION_TOKENS, metavar="N", help="Longest reply.")
+    ] = 128,
     temperature: Temperature = 0.8,
     top_p: TopP = 1.0,
     seed: Seed = None,

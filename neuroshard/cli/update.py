@@ -71,7 +71,7 @@ def apply(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -
 
 @app.command()
 def rollback(data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Return to the version from before the last update."""
+    """Return to the version before the last update."""
     from neuroshard.cli.update_node import LocalNode
     from neuroshard.update.applying import roll_back
 

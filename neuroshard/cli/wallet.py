@@ -31,7 +31,7 @@ PassphraseFile = Annotated[
 
 @app.command("new")
 def new(
-    words: Annotated[int, typer.Option(help="Length of the phrase: 12 or 24 words.")] = 12,
+    words: Annotated[int, typer.Option(metavar="N", help="Length of the phrase: 12 or 24 words.")] = 12,
     as_json: AsJson = False,
 ) -> None:
     """Print a new wallet phrase. It is not stored anywhere: write it down."""
@@ -93,7 +93,7 @@ def revoke_node(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a node of your wallet, for ever: use this when a computer or its node key was stolen.
+    """Revoke a node of your wallet permanently. Use this when a computer or its node key was stolen.
 
     All nodes of your runs then refuse it: it joins nothing, gets no data, and its contributions and votes do not count.
     Another node of your wallet takes over its right to vote. A computer that you find again can take part with a new
@@ -162,7 +162,7 @@ def _named_node(folder: Path, named: str, *, is_running: bool) -> NodeId:
 
 @app.command("backup")
 def backup(
-    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist.")],
     passphrase_file: PassphraseFile = None,
     token: TokenOption = None,
     token_file: TokenFile = None,
@@ -181,7 +181,7 @@ def backup(
 
 @app.command("restore")
 def restore_wallet(
-    file: Annotated[Path, typer.Argument(help="File that `wallet backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `wallet backup` wrote.")],
     passphrase_file: PassphraseFile = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,

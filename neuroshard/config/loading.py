@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from pydantic import SecretStr, ValidationError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "NEUROSHARD_"
 MAX_CONFIG_BYTES = 1_000_000
 MAX_TOKEN_FILE_BYTES = 64_000
+_QUOTED = Repr()  # of values in messages: a number of 1,000 digits is shortened to 40 characters
+_QUOTED.maxstring = _QUOTED.maxother = 200
 _KEY = re.compile(r"""\s*\[*\s*["']?(?P<key>[A-Za-z0-9_-]+)["']?\s*[=.\]]""")
 
 Source: TypeAlias = Literal["flag", "environment", "config.toml", "chosen run", "default"]
@@ -271,12 +274,13 @@ def _complaint(
     location: tuple[Any, ...] = detail["loc"]
     key = str(location[0]) if location else "settings"
     source = sources.get(key, "default")
-    given = "a value that is not shown" if key in SECRET_KEYS else repr(values.get(key))[:200]
+    given = "a value that is not shown" if key in SECRET_KEYS else _QUOTED.repr(values.get(key))
     # The messages of our own validators are specific, such as which address of a list is wrong.
     reason = detail.get("ctx", {}).get("error") if detail["type"] == "value_error" and key not in SECRET_KEYS else None
     because = f" ({str(reason)[:200]})" if reason else ""
     origin = places.get(key, source) if source == "config.toml" else source_name(source, key)
-    return f"{key} (from {origin}) cannot be {given}{because}: use {note_of(key).allowed}."
+    where = "" if source == "default" else f" (from {origin})"  # no place: it is the value of a form or a request
+    return f"{key}{where} cannot be {given}{because}: use {note_of(key).allowed}."
 
 
 def source_name(source: Source, key: str) -> str:

@@ -17,6 +17,7 @@ from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, Posi
 
 MAX_SEEDS = 16
 MAX_UNEQUAL_STAGES = 128
+SUBSPACE_CACHE_MB = 64
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
 WirePrecisionName: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
 InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
@@ -109,12 +110,17 @@ class RunParameters:
     seeds: Annotated[tuple[str, ...], Meta(max_length=MAX_SEEDS)] = field(
         default=(), metadata={"since": 2}
     )  # multiaddrs of nodes that know the run
-    # Encoding of activations between stages, and of their gradients ("": the same), and how drivers choose among a
-    # stage's replicas.
+    # Encoding of activations between stages, and of their gradients ("": the same), whether stages hand them to each
+    # other or to the driver, and how drivers choose among a stage's replicas.
     wire_precision: WirePrecisionName = field(default="fp32", metadata={"since": 3})
     wire_precision_gradients: Literal["", WirePrecisionName] = field(default="", metadata={"since": 7})
+    data_plane: Literal["chain", "star"] = field(default="chain", metadata={"since": 8})
     routing: Literal["lanes", "balanced"] = field(default="lanes", metadata={"since": 3})
     branch: BranchPoint | None = field(default=None, metadata={"since": 6})  # None: it begins with untrained weights
     stage_layers: Annotated[tuple[PositiveCount, ...], Meta(max_length=MAX_UNEQUAL_STAGES)] = field(
         default=(), metadata={"since": 7}
     )  # layers of each stage; none: as equal as possible
+    # Of the basis of the subspace, which every node computes and compares; "" without a subspace. And the memory for
+    # the frozen rows of tokens on each device.
+    subspace_sha256: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = field(default="", metadata={"since": 7})
+    subspace_cache_mb: PositiveCount = field(default=SUBSPACE_CACHE_MB, metadata={"since": 7})

@@ -50,7 +50,7 @@ def save_settings(
     path = NodePaths.below(data_dir).config_file
     named = {_storable(key): value for key, value in changes.items()}
     stored = {key: value for key, value in (read_config(path) | named).items() if value is not None}
-    origin: dict[str, Source] = dict.fromkeys(stored, "config.toml")
+    origin: dict[str, Source] = {key: "config.toml" for key in stored if key not in named}
     checked = check_settings({**stored, "data_dir": data_dir}, origin)
     # Write the checked value, not the text it was parsed from: the next start then reads the same value.
     final = {key: None if value is None else _plain(getattr(checked, key)) for key, value in named.items()}

@@ -56,6 +56,7 @@ class SettingControl:
     maximum: float | None = None
     is_whole: bool = False
     may_be_unset: bool = False
+    is_above_minimum: bool = False  # the minimum itself is not allowed
 
 
 _WORK, _USE, _NET, _RUN, _PROGRAM = (
@@ -83,7 +84,10 @@ FORMS: dict[str, SettingForm] = {
         _WORK, "GPU temperature", "Slow down above this temperature.", "\N{DEGREE SIGN}C", _MORE, "no limit"
     ),
     "gpu_max_power": SettingForm(_WORK, "GPU power", "Slow down above this power.", "W", _MORE, "no limit"),
-    "device": SettingForm(_USE, "Compute on", "The processor or the GPU that trains.", level=_MORE),
+    "device": SettingForm(_USE, "Compute on", "The processor, or a GPU such as cuda or cuda:1.", level=_MORE),
+    "compile": SettingForm(
+        _USE, "Compilation", "Compile the model for the GPU while training has begun already.", level=_MORE
+    ),
     "memory": SettingForm(
         _USE, "Memory", "Training never uses more. A change needs a restart.", "MB", unset="measured"
     ),
@@ -97,6 +101,9 @@ FORMS: dict[str, SettingForm] = {
         _USE, "Checkpoint writing", "Most data that checkpoints write to the disk.", "GB per day", _MORE
     ),
     "max_upload": SettingForm(_NET, "Upload limit", "Most that is sent to other nodes.", "Mbit/s", unset="no limit"),
+    "upload_percent": SettingForm(
+        _NET, "Upload share", "Most that is sent, as a share of your line's measured upload speed.", "%"
+    ),
     "monthly_quota": SettingForm(
         _NET, "Monthly traffic", "Sent and received in a calendar month.", "GB per month", unset="no limit"
     ),
@@ -168,7 +175,19 @@ def control_of(key: str) -> SettingControl:
         kind = InputKind.TEXT
     if kind is not InputKind.NUMBER:
         return SettingControl(kind, choices, may_be_unset=may_be_unset)
-    return SettingControl(kind, (), *bounds, is_whole=int in kinds, may_be_unset=may_be_unset)
+    least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le")
+    return SettingControl(kind, (), least, most, int in kinds, may_be_unset, "gt" in bounds)
+
+
+def advice_of(key: str) -> str:
+    """Advice for a field that may stay empty: the values that a setting accepts, in a sentence."""
+    control = control_of(key)
+    if control.kind is not InputKind.NUMBER or control.minimum is None or control.maximum is None:
+        return f"Use {note_of(key).allowed}."
+    number = "a whole number" if control.is_whole else "a number"
+    above = f"above {control.minimum:,.10g} and" if control.is_above_minimum else f"from {control.minimum:,.10g}"
+    most = f"at most {control.maximum:,.10g}" if control.is_above_minimum else f"to {control.maximum:,.10g}"
+    return f"Enter {number} {above} {most}, or leave the field empty."
 
 
 @cache  # the annotations are texts: evaluating them for each setting took 90 ms in every answer
@@ -176,8 +195,8 @@ def _hints() -> dict[str, Any]:
     return get_type_hints(Settings, include_extras=True)
 
 
-def _kinds(hint: Any) -> tuple[list[Any], tuple[float | None, float | None]]:
-    """The types in a hint without their annotations, and the least and the largest number that it allows."""
+def _kinds(hint: Any) -> tuple[list[Any], dict[str, float]]:
+    """The types in a hint without their annotations, and the bounds of a number: `ge` or `gt`, and `le`."""
     kinds, bounds, waiting = list[Any](), dict[str, float](), [hint]
     while waiting:
         one = waiting.pop(0)
@@ -193,4 +212,4 @@ def _kinds(hint: Any) -> tuple[list[Any], tuple[float | None, float | None]]:
             waiting += get_args(one)
         else:
             kinds.append(one)
-    return kinds, (bounds.get("ge", bounds.get("gt")), bounds.get("le"))
+    return kinds, bounds

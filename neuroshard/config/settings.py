@@ -43,10 +43,10 @@ class SettingNote:
     owner: str = ""  # how the owner alone changes it, outside the dashboard and the API; empty: these change it too
 
 
-def _no_bool(value: Any) -> Any:
-    """Reject a bool, which Python accepts as 0 or 1: a port of `true` is a mistake."""
-    if isinstance(value, bool):
-        raise ValueError("a number is needed")  # noqa: TRY004 - pydantic reports ValueError
+def _as_number(value: Any) -> Any:
+    """Reject a bool, which Python accepts as 0 or 1, and underscores in digits: `true` or 1_0 is a mistake."""
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise ValueError("a number is needed")
     return value
 
 
@@ -65,6 +65,12 @@ def _known_source(value: str | None) -> str | None:
 def _bare_host(value: str) -> str:
     if not value or any(character in value for character in "/ @") or value.startswith("["):
         raise ValueError("not a host")
+    return value
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9]\d{0,2}))?", value):
+        raise ValueError("not a device")
     return value
 
 
@@ -103,8 +109,8 @@ def _expanded(value: Path) -> Path:
         raise ValueError(error.message) from error
 
 
-Whole = Annotated[int, BeforeValidator(_no_bool)]
-Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_as_number)]
+Real = Annotated[float, BeforeValidator(_as_number), Field(allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(_expanded)]
 Addresses = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_node_addresses)]
 Spans = Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(checked_spans), Field(max_length=64)]
@@ -144,7 +150,12 @@ class Settings(BaseModel):
         Folder | None,
         SettingNote("a folder with your own text files; unset: none", owner="`neuroshard --text FOLDER`"),
     ] = None
-    device: Annotated[Literal["auto", "cuda", "mps", "cpu"], SettingNote("auto, cuda, mps or cpu")] = "auto"
+    device: Annotated[
+        str, AfterValidator(_device), SettingNote("auto, cpu, cuda, cuda:N, mps, xpu or xpu:N, where N counts from 0")
+    ] = "auto"
+    compile: Annotated[
+        Literal["auto", "off"], SettingNote("auto or off; auto: CUDA and XPU devices, where it is correct and faster")
+    ] = "auto"
     memory: Annotated[Whole | None, Field(ge=1, le=VAST), SettingNote(f"megabytes, 1 to {VAST}; unset: measured")] = (
         None
     )
@@ -199,6 +210,11 @@ class Settings(BaseModel):
             f"megabits per second to other nodes, more than 0, at most {VAST}; unset: no limit", Applies.AT_ONCE
         ),
     ] = None
+    upload_percent: Annotated[
+        Whole,
+        Field(ge=1, le=100),
+        SettingNote("1 to 100, the percentage of the line's measured upload speed; 100: no limit", Applies.AT_ONCE),
+    ] = 100
     network: Annotated[bool, SettingNote("true or false; false: this node does not connect to others")] = True
     lan_discovery: Annotated[bool, SettingNote("true or false; whether nodes on the local network find this one")] = (
         True
@@ -261,7 +277,7 @@ class Settings(BaseModel):
 
     @property
     def upload_bytes_per_second(self) -> float | None:
-        """The upload limit; None if there is none."""
+        """The upload limit in `max_upload`; None if there is none."""
         return None if self.max_upload is None else self.max_upload * 1e6 / BITS_PER_BYTE
 
 

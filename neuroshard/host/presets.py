@@ -1,7 +1,6 @@
 """Presets: three sets of limits for this computer, from one that its owner hardly notices to one without limits. Pure.
 
-The line is not measured: before a node has met others, there is nobody to send to. So the upload limits are shares of
-ASSUMED_UPLOAD, which most home lines have.
+The upload limits are shares of the line, so they follow its measured speed: `neuroshard/network/line.py` measures it.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-ASSUMED_UPLOAD = 10.0  # megabits per second
 LIGHT_CPU_PERCENT = 40
-ALL_CPU_PERCENT = 100
+LIGHT_UPLOAD_PERCENT = 25
+BALANCED_UPLOAD_PERCENT = 50
+ALL_PERCENT = 100
 
 PresetName: TypeAlias = Literal["light", "balanced", "everything"]
 Limit: TypeAlias = bool | int | float | None
@@ -30,18 +30,19 @@ class Preset:
 def presets_of(memory_mb: int) -> tuple[Preset, ...]:
     """The presets of a computer on which a node may use this memory (MB of 10^6 bytes)."""
     return (
-        _preset("light", memory_mb // 4, ASSUMED_UPLOAD / 4, LIGHT_CPU_PERCENT, pauses=True),
-        _preset("balanced", memory_mb // 2, ASSUMED_UPLOAD / 2, ALL_CPU_PERCENT, pauses=True),
-        _preset("everything", None, None, ALL_CPU_PERCENT, pauses=False),
+        _preset("light", memory_mb // 4, LIGHT_UPLOAD_PERCENT, LIGHT_CPU_PERCENT, pauses=True),
+        _preset("balanced", memory_mb // 2, BALANCED_UPLOAD_PERCENT, ALL_PERCENT, pauses=True),
+        _preset("everything", None, ALL_PERCENT, ALL_PERCENT, pauses=False),
     )
 
 
-def _preset(name: PresetName, memory: int | None, upload: float | None, cpu_percent: int, *, pauses: bool) -> Preset:
+def _preset(name: PresetName, memory: int | None, upload_percent: int, cpu_percent: int, *, pauses: bool) -> Preset:
     return Preset(
         name,
         {
             "memory": memory,
-            "max_upload": upload,
+            "max_upload": None,
+            "upload_percent": upload_percent,
             "cpu_percent": cpu_percent,
             "pause_on_battery": pauses,
             "pause_on_full_screen": pauses,
@@ -51,7 +52,7 @@ def _preset(name: PresetName, memory: int | None, upload: float | None, cpu_perc
 
 def has_limits(values: Mapping[str, object]) -> bool:
     """Whether the settings limit memory, upload or speed. By default they limit nothing, and pause on battery."""
-    is_slower = values.get("cpu_percent", ALL_CPU_PERCENT) != ALL_CPU_PERCENT
+    is_slower = any(values.get(key, ALL_PERCENT) != ALL_PERCENT for key in ("cpu_percent", "upload_percent"))
     return is_slower or any(values.get(key) is not None for key in ("memory", "max_upload"))
 
 

@@ -1,13 +1,16 @@
-"""Device, speed and load of this computer: matrix speed, CPU time per thread, disk and accelerator."""
+"""Device and load of this computer: CPU time per thread, disk and accelerator."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
+import warnings
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, assert_never, cast
 
 import torch
 
@@ -16,9 +19,10 @@ from neuroshard.model.memory_need import DeviceKind
 from neuroshard.status.computer import ResourceStatus
 from neuroshard.telemetry.counters import sample_threads, thread_shares
 
-PROBE_SECONDS = 0.3
+_LOG = logging.getLogger(__name__)
+
 USABLE_SHARE = 0.9  # of an accelerator's memory: the rest belongs to the desktop
-PROBE_SIZE = 768  # large enough to leave the caches of one core, small enough to repeat in the time above
+KINDS: tuple[DeviceKind, ...] = ("cuda", "xpu", "mps", "cpu")  # the preferred first
 
 
 @dataclass(frozen=True)
@@ -27,40 +31,112 @@ class Device:
 
     kind: DeviceKind
     name: str
-    memory_mb: int | None = None  # the accelerator's own, MB of 10**6 bytes; None where it shares the computer's
+    index: int = 0  # among the devices of its kind
+    memory_mb: int | None = (
+        None  # usable, MB of 10**6 bytes; None for the CPU and for Apple's GPU, which shares its own
+    )
     gpu_uuid: str | None = None  # as NVIDIA's driver writes it; None for all others
+    version: str = ""  # compute capability or architecture, and driver, where PyTorch knows them
+
+    @property
+    def label(self) -> str:
+        """The name with PyTorch's, for example "NVIDIA H200 (cuda:0)"."""
+        return self.name if self.kind == "cpu" else f"{self.name} ({self.torch_device()})"
 
     def torch_device(self) -> torch.device:
-        return torch.device(self.kind)
+        """PyTorch's name of the device; only the kinds of which a computer can have several have an index there."""
+        match self.kind:
+            case "cuda" | "xpu":
+                return torch.device(self.kind, self.index)
+            case "mps" | "cpu":
+                return torch.device(self.kind)
+            case _:
+                assert_never(self.kind)
+
+    def make_current(self) -> None:
+        """Make it the current device of the calling thread, so that nothing is allocated on another one."""
+        if self.kind in ("cuda", "xpu"):
+            torch.accelerator.set_device_index(self.index)
 
 
 def choose_device(wanted: str) -> Device:
     """Return the device for a `--device` setting. Raises UsageError if this computer does not have it."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda, but PyTorch sees no CUDA device here.", "Use --device cpu or auto.")
-    if wanted == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("--device mps, but PyTorch sees no Apple GPU here.", "Use --device cpu or auto.")
-    if wanted in ("auto", "cuda") and torch.cuda.is_available():
-        _, total = torch.cuda.mem_get_info()
-        properties = cast("Any", torch.cuda.get_device_properties())  # pyright: ignore[reportUnknownMemberType]
-        uuid = f"GPU-{properties.uuid}"
-        return Device("cuda", torch.cuda.get_device_name(), int(total * USABLE_SHARE) // 1_000_000, uuid)
-    if wanted in ("auto", "mps") and torch.backends.mps.is_available():
-        return Device("mps", "Apple GPU")
-    return Device("cpu", "CPU")
+    if wanted == "auto":
+        return next(device for kind in KINDS for device in devices_of(kind))
+    kind, _, number = wanted.partition(":")
+    devices = devices_of(cast("DeviceKind", kind))
+    index = int(number or 0)
+    if index < len(devices):
+        return devices[index]
+    found = [device for kind in KINDS for device in devices_of(kind)]
+    names = ["cpu" if device.kind == "cpu" else f"{device.torch_device()} ({device.name})" for device in found]
+    here = f"This computer has: {', '.join(names)}."
+    if devices:
+        raise UsageError(f"There is no device {wanted}.", here)
+    reason, advice = obstacle(cast("DeviceKind", kind))
+    raise UsageError(f"The device {wanted} cannot be used: {reason}.", f"{advice} {here}".strip())
 
 
-def matmul_flops_per_second(device: torch.device) -> float:
-    """Measure an fp32 matrix product with this thread's settings; floating-point operations per second."""
-    left = torch.ones(PROBE_SIZE, PROBE_SIZE, device=device)
-    right = torch.ones(PROBE_SIZE, PROBE_SIZE, device=device)
-    (left @ right).sum().item()  # the first product includes the set-up time
-    count = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < PROBE_SECONDS:
-        (left @ right)[0, 0].item()  # waits for an accelerator to finish
-        count += 1
-    return 2.0 * PROBE_SIZE**3 * count / elapsed
+def devices_of(kind: DeviceKind) -> list[Device]:
+    """The devices of a kind that PyTorch can use, in the order of their indices."""
+    match kind:
+        case "cpu":
+            return [Device("cpu", "CPU")]
+        case "mps":
+            return [Device("mps", "Apple GPU")] if torch.backends.mps.is_available() else []
+        case "cuda" | "xpu":
+            with warnings.catch_warnings(record=True) as caught:  # the reasons why a GPU is not used
+                warnings.simplefilter("always")
+                torch_kind = _module(kind)
+                count = int(torch_kind.device_count()) if torch_kind.is_available() else 0
+                devices = [_described(kind, index, torch_kind.get_device_properties(index)) for index in range(count)]
+            for warning in caught:
+                _LOG.warning("PyTorch warns about %s devices: %s.", kind, _first_sentence(warning.message))
+            return devices
+        case _:
+            assert_never(kind)
+
+
+def obstacle(kind: DeviceKind) -> tuple[str, str]:
+    """The reason why PyTorch can use no device of a kind, in one line without a full stop, and advice or ""."""
+    install = "Install the build of PyTorch that pytorch.org names for this computer."
+    match kind:
+        case "cpu":
+            return "", ""
+        case "mps":
+            return "PyTorch sees no Apple GPU", "" if torch.backends.mps.is_built() else install
+        case "cuda" | "xpu":
+            try:
+                _module(kind).init()
+            except AssertionError:  # as PyTorch reports that it has no code for this kind
+                return f"PyTorch {torch.__version__} is built without {kind.upper()}", install
+            except RuntimeError as error:
+                reason = _first_sentence(error)
+                return reason, "Install or update the driver." if "driver" in reason.lower() else ""
+            return "PyTorch finds none", ""
+        case _:
+            assert_never(kind)
+
+
+def _module(kind: Literal["cuda", "xpu"]) -> Any:
+    """torch.cuda or torch.xpu, which have the same functions. AMD's GPUs are "cuda" in a ROCm build of PyTorch."""
+    return torch.get_device_module(kind)
+
+
+def _described(kind: Literal["cuda", "xpu"], index: int, properties: Any) -> Device:
+    name, memory_mb = str(properties.name), int(properties.total_memory * USABLE_SHARE) // 1_000_000
+    if kind == "xpu":
+        return Device(kind, name, index, memory_mb, version=f"driver {properties.driver_version}")
+    if torch.version.hip is not None:
+        name = name if name.startswith("AMD") else f"AMD {name}"
+        version = f"{properties.gcnArchName}, ROCm {torch.version.hip}"
+        return Device(kind, f"{name} (ROCm)", index, memory_mb, version=version)
+    version = f"compute capability {properties.major}.{properties.minor}"
+    return Device(kind, name, index, memory_mb, f"GPU-{properties.uuid}", version)
+
+
+def _first_sentence(error: object) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 DISK_SECONDS = 60.0  # walking the data folder costs more than the rest together
@@ -86,7 +162,7 @@ class ResourceSampler:
             self._disk_used, self._disk_time = folder_bytes(self._data_dir), now
         gpu_used, gpu_total, gpu_utilisation = self._accelerator()
         return ResourceStatus(
-            device=self._device.kind,
+            device=str(self._device.torch_device()),
             device_name=self._device.name,
             cpu_cores=sum(share.cores for share in shares),
             cpu_threads_limit=self._threads_limit,
@@ -107,10 +183,25 @@ class ResourceSampler:
 
     def _accelerator(self) -> tuple[int | None, int | None, float | None]:
         """Bytes in use by this process, bytes in total, utilisation 0..1; None where it is not known."""
-        if self._device.kind != "cuda":
-            return None, None, None
-        _free, total = torch.cuda.mem_get_info()
-        return torch.cuda.memory_reserved(), total, torch.cuda.utilization() / 100
+        kind, index = self._device.kind, self._device.index
+        match kind:
+            case "cpu" | "mps":
+                return None, None, None
+            case "cuda" | "xpu":
+                total = int(_module(kind).get_device_properties(index).total_memory)
+                return int(_module(kind).memory_reserved(index)), total, _utilisation(kind, index)
+            case _:
+                assert_never(kind)
+
+
+def _utilisation(kind: Literal["cuda", "xpu"], index: int) -> float | None:
+    """Share of the time in which the device was busy, 0..1; None if its driver or library does not show it."""
+    if torch.version.hip is not None:  # PyTorch asks AMD's amdsmi, which pip does not install with this program
+        return None
+    try:
+        return float(_module(kind).utilization(index)) / 100
+    except (AttributeError, ImportError, RuntimeError, import_module("pynvml").NVMLError):  # the first: PyTorch < 2.13
+        return None
 
 
 def folder_bytes(folder: Path) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import anyio
 import anyio.to_thread
 import psutil
 
+from neuroshard.host.macos_network import macos_is_metered
 from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules, Unknown
 
 POWER_SUPPLIES = Path("/sys/class/power_supply")
@@ -99,6 +101,22 @@ class GpuSensor:
             return library.nvmlDeviceGetPowerUsage(self._handle) / 1000  # milliwatts
         except library.NVMLError_NotSupported:
             return None
+
+
+def training_gpus(system: str = sys.platform, machine: str = platform.machine(), library: Any = None) -> list[str]:
+    """Names of the GPUs that PyTorch may train on, with their memory. Empty without one, or without its driver."""
+    if system == "darwin":
+        return ["Apple GPU"] if machine == "arm64" else []
+    library = library or import_module("pynvml")
+    try:
+        library.nvmlInit()
+        handles = [library.nvmlDeviceGetHandleByIndex(number) for number in range(library.nvmlDeviceGetCount())]
+        return [
+            f"{library.nvmlDeviceGetName(handle)} ({library.nvmlDeviceGetMemoryInfo(handle).total / 1e9:.0f} GB)"
+            for handle in handles
+        ]
+    except library.NVMLError:
+        return []
 
 
 ANSWER_SECONDS = 5.0
@@ -411,6 +429,8 @@ class Sensors:
             return windows_is_metered()
         if self._system == "linux":
             return networkmanager_is_metered()
+        if self._system == "darwin":
+            return macos_is_metered()
         return Unknown("this system does not report it")
 
     def _full_screen(self) -> bool | Unknown:

@@ -235,6 +235,7 @@ def read_revocation(data: bytes, run_id: RunId, owner: bytes) -> Revocation:
 
 VERSION = 1
 MAX_CODE_CHARACTERS = 1600
+FEWEST_CHARACTERS = 40  # of a text that is taken for a code with a part cut off: a whole code has several hundred
 MAX_PEERS = 3
 MAX_DATA_PLACES = 2
 MAX_NAME_CHARACTERS = 40
@@ -425,6 +426,8 @@ def read_invitation(text: str) -> Invitation:
     if not text.strip():
         raise InvitationError("There is no invitation.", "Paste its link or its code.")
     code = _code_in(text.strip())
+    if code == text.strip() and (len(code) < FEWEST_CHARACTERS or "://" in code or len(code.split()) > 1):
+        raise InvitationError("This text is not an invitation.", "Paste the whole link or the whole code of one.")
     if len(code) > MAX_CODE_CHARACTERS:
         raise _too_long(len(code))
     data = _from_base64(code)

@@ -32,6 +32,7 @@ def check_parameters(parameters: RunParameters) -> None:
     if parameters.stage_count > parameters.architecture.layer_count:
         raise ValueError("stage_count must not exceed layer_count")
     _check_stage_layers(parameters)
+    _check_subspace(parameters)
     if parameters.genesis.next_merge_id > parameters.architecture.vocabulary_size:
         raise ValueError("next_merge_id must not exceed vocabulary_size")
     for seed in parameters.seeds:
@@ -67,6 +68,52 @@ def _check_stage_layers(parameters: RunParameters) -> None:
     if layers and sum(layers) != parameters.architecture.layer_count:
         raise ValueError(
             f"the stages have {sum(layers)} layers in all, but layer_count is {parameters.architecture.layer_count}"
+        )
+
+
+def _check_subspace(parameters: RunParameters) -> None:
+    shape = parameters.architecture
+    if shape.subspace_rank == 0:
+        if parameters.subspace_sha256:
+            raise ValueError("subspace_sha256 is given, but subspace_rank is 0: there is no subspace")
+        return
+    if parameters.stage_count == 1:
+        raise ValueError(
+            f"subspace_rank = {shape.subspace_rank} compresses activations between stages, but there is one stage only"
+        )
+    layers = parameters.stage_layers
+    tail = layers[-1] if layers else shape.layer_count // parameters.stage_count
+    if shape.free_blocks > tail:
+        raise ValueError(
+            f"free_blocks = {shape.free_blocks} is more than the {tail} layers of the last stage: no stage may end "
+            "after a layer that leaves the subspace"
+        )
+
+
+SMALLEST_RANK = 8
+LARGEST_BASIS = 2**23  # numbers; a minute of work
+
+
+def _check_rank(shape: Architecture) -> None:
+    rank, width = shape.subspace_rank, shape.hidden_size
+    if rank == 0:
+        if shape.free_blocks:
+            raise ValueError(f"free_blocks = {shape.free_blocks} needs subspace_rank, which is 0")
+        return
+    if not SMALLEST_RANK <= rank <= width // 2:
+        raise ValueError(
+            f"subspace_rank = {rank} must be in {SMALLEST_RANK}..{width // 2}, half of hidden_size {width}; 0 means no "
+            "subspace"
+        )
+    if rank * width > LARGEST_BASIS:
+        raise ValueError(
+            f"subspace_rank = {rank} with hidden_size {width} gives a basis of {rank * width:,} numbers, more than "
+            f"{LARGEST_BASIS:,}"
+        )
+    if shape.norm_reorder and shape.trainable_rmsnorm:
+        raise ValueError(
+            "norm_reorder with trained scales leaves the subspace: with subspace_rank use trainable_rmsnorm = false or "
+            "norm_reorder = false"
         )
 
 
@@ -118,6 +165,7 @@ def check_architecture(shape: Architecture) -> None:
         raise ValueError("head_count must divide hidden_size, and key_value_head_count must divide head_count")
     if shape.head_size % 2:
         raise ValueError("hidden_size / head_count must be even")
+    _check_rank(shape)
 
 
 _Value = TypeVar("_Value")

@@ -39,17 +39,14 @@ def architecture_for(depth: int, vocabulary_size: int, sequence_length: int = 51
     )
 
 
-def layer_matrix_count(architecture: Architecture) -> int:
-    """Parameters of the matrices of one layer: attention and feed-forward."""
-    hidden = architecture.hidden_size
+def layer_matrices_count(architecture: Architecture, layers: LayerRange) -> int:
+    """Parameters of the matrices of these layers: attention and feed-forward, or factors of those that write."""
+    hidden, feed_forward = architecture.hidden_size, architecture.feed_forward_size
     key_value = architecture.key_value_head_count * architecture.head_size
-    attention = 2 * hidden * hidden + 2 * hidden * key_value
-    return attention + 3 * hidden * architecture.feed_forward_size
-
-
-def layer_parameter_count(architecture: Architecture) -> int:
-    """Parameters of one layer: its matrices, and the scales of two norms and of those of queries and keys."""
-    return layer_matrix_count(architecture) + layer_scale_count(architecture)
+    reading = hidden * (hidden + 2 * key_value) + 2 * hidden * feed_forward
+    constrained = _constrained(architecture, layers)
+    rows = constrained * architecture.subspace_rank + (len(layers) - constrained) * hidden
+    return len(layers) * reading + rows * (hidden + feed_forward)
 
 
 def layer_scale_count(architecture: Architecture) -> int:
@@ -64,25 +61,34 @@ def layer_scale_count(architecture: Architecture) -> int:
 def parameter_count(architecture: Architecture, layers: LayerRange | None = None) -> int:
     """Parameters of a stage: its layers, with the embedding in the first stage and final norm and head in the last."""
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
-    vocabulary_matrix = architecture.vocabulary_size * architecture.hidden_size
-    count = len(layers) * layer_parameter_count(architecture)
+    count = layer_matrices_count(architecture, layers) + len(layers) * layer_scale_count(architecture)
     if layers.start == 0:
-        count += vocabulary_matrix
+        count += architecture.vocabulary_size * architecture.wire_size
     if layers.stop == architecture.layer_count:
-        count += vocabulary_matrix + architecture.hidden_size
+        count += architecture.vocabulary_size * architecture.hidden_size + architecture.hidden_size
     return count
 
 
-def flops_per_token(architecture: Architecture) -> int:
-    """Floating-point operations of forward and backward per token: 6 per matrix parameter used, 6 T d per layer.
+def flops_per_token(architecture: Architecture, layers: LayerRange | None = None) -> int:
+    """Floating-point operations per token of a stage, forward and backward: 3 (2 P + 4 L T a).
 
-    Norms count as zero. The embedding is a look-up and does not count; causal attention counts half (Kaplan et al.
-    2020, corrected).
+    P counts the matrix parameters, a is the width of all heads together, and attention over T positions counts in full,
+    as in PaLM (Chowdhery et al. 2022, appendix B), so that the share of a device's peak is comparable. The embedding is
+    a look-up. Norms and a repeated forward pass count as zero. The basis of a subspace is a matrix without a gradient
+    of its own, 2 (2 k d): twice in each constrained layer, where the stage gets coefficients, and where it sends them.
     """
-    head = architecture.vocabulary_size * architecture.hidden_size
-    matrices = architecture.layer_count * layer_matrix_count(architecture) + head
-    attention = architecture.layer_count * architecture.sequence_length * architecture.hidden_size
-    return 6 * matrices + 6 * attention
+    a = architecture
+    layers = LayerRange(0, a.layer_count) if layers is None else layers
+    is_last = layers.stop == a.layer_count
+    matrices = layer_matrices_count(a, layers) + (a.vocabulary_size * a.hidden_size if is_last else 0)
+    attention = 2 * len(layers) * a.sequence_length * a.head_count * a.head_size
+    products = 2 * _constrained(a, layers) + 1 + (not is_last) if a.subspace_rank else 0
+    return 6 * (matrices + attention) + 4 * products * a.subspace_rank * a.hidden_size
+
+
+def _constrained(architecture: Architecture, layers: LayerRange) -> int:
+    """Number of these layers that write into the subspace only."""
+    return max(0, min(layers.stop, architecture.constrained_layers) - layers.start)
 
 
 class StagePlan(tuple[LayerRange, ...]):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from neuroshard.model.model_class import class_of
-from neuroshard.model.transformer import StageModel
+from neuroshard.model.subspace import is_factor, matrix_of
+from neuroshard.model.transformer import StageModel, present
 from neuroshard.types import Architecture, JsonValue
 
 _PAD, _BEGIN, _END, _FIRST_BYTE = 0, 1, 2, 10  # ids of the tokenizer, which this room does not import
@@ -44,11 +46,17 @@ def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[Llama
 
 
 def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
-    """Weights under Llama's names: detached views of the model's own memory. A stage returns its own part."""
+    """Weights under Llama's names: detached views of the model's own memory. A stage returns its own part.
+
+    Matrices with factors are computed. Raises ValueError for such a model without its subspace.
+    """
     exported: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        weight = parameter.detach()
-        for part in llama_parts(name, len(weight), model.architecture):
+        weight, whole = parameter.detach(), name
+        if is_factor(name):
+            whole, _ = matrix_of(name, weight.shape, model.architecture.hidden_size)
+            weight = torch.cat(list(present(model.subspace).rows_of_matrix(name, weight.cpu())))
+        for part in llama_parts(whole, len(weight), model.architecture):
             exported[part.name] = weight[part.start : part.stop]
     return exported
 

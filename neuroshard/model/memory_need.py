@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from neuroshard.config.run_parameters import CodecName, InnerOptimizerName, OuterOptimization
+from neuroshard.config.run_parameters import SUBSPACE_CACHE_MB, CodecName, InnerOptimizerName, OuterOptimization
 from neuroshard.errors import TooLittleMemoryError
 from neuroshard.model.architecture import (
     LARGEST_DEPTH,
     SMALLEST_DEPTH,
     architecture_for,
     flops_per_token,
-    layer_matrix_count,
+    layer_matrices_count,
     parameter_count,
 )
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
@@ -39,7 +39,7 @@ def chunk_rows(vocabulary_size: int, chunk_bytes: int) -> int:
 # Peak resident memory of whole nodes with dashboard, network and data, on Linux: 391 MB without training; with it,
 # minus the vectors below, 339, 332 and 221 MB under limits of 500, 700 and 1,000 MB. The rest is slack.
 PROCESS_BYTES = 430 * MEGABYTE
-ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces of a CUDA device
+ACCELERATOR_BYTES = 700 * MEGABYTE  # context and library workspaces, measured on a CUDA device
 FRAGMENTATION = 1.05  # overhead of the allocators
 CACHED_TEXTS = 4  # that are generated with a stage at the same time
 OPEN_SESSIONS = 2  # microbatches of a one-stage model whose ends stay in memory while they are in progress
@@ -55,7 +55,7 @@ ENCODED_SHARE: Mapping[CodecName, float] = {
 
 MOMENTS_AND_FACTORS = 2.5  # vectors: AdamW's two moments, and at most half of one for PowerSGD's Q and basis
 
-DeviceKind = Literal["cpu", "cuda", "mps"]
+DeviceKind = Literal["cpu", "cuda", "mps", "xpu"]  # as PyTorch names them: AMD's GPUs are "cuda" too
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class DeviceNeed:
     logits: int  # row chunks of the head, and its gradient's inputs
     sessions: int  # inputs and outputs of microbatches between their forward and their backward pass
     generation: int  # key/value caches of texts
+    subspace: int  # its basis and the frozen rows of tokens
     runtime: int
 
     @property
@@ -141,19 +142,22 @@ def memory_need(
     codec: CodecName = OuterOptimization.codec,
     averages_gradients: bool = False,
     optimizer: InnerOptimizerName = "adamw",
+    subspace_cache_mb: int = SUBSPACE_CACHE_MB,
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
 
     Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds, `optimizer`
     that of its inner steps. With `averages_gradients` moments and factors replace the velocity, and gradients are
-    accumulated.
+    accumulated. `subspace_cache_mb` counts if the activations have a subspace.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number per parameter
     kept = int(MOMENTS_AND_FACTORS * vector) if averages_gradients else vector
     on_device = _device_need(architecture, layers, batch_size, device=device, vector=vector, load=load)
+    if architecture.subspace_rank:
+        on_device = replace(on_device, subspace=_subspace_bytes(architecture, batch_size, subspace_cache_mb))
     if optimizer == "muon":
-        matrices = 4 * len(layers) * layer_matrix_count(architecture)
+        matrices = 4 * layer_matrices_count(architecture, layers)
         work = max(on_device.backward, _muon_bytes(architecture))
         on_device = replace(on_device, moments=on_device.moments - matrices, backward=work)
     return MemoryNeed(
@@ -168,22 +172,33 @@ def memory_need(
             exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
             next_outer_state=vector + kept,
             residual=0 if codec == "fp32" and not averages_gradients else vector,
-            answers=_answer_streams(architecture, device, load) * stream_bytes(architecture, batch_size),
+            answers=_answer_streams(architecture, device, load) * travelling_bytes(architecture, batch_size),
         ),
     )
 
 
 def driving_bytes(a: Architecture, batch_size: int, stage_count: int, in_flight: int) -> int:
     """Peak memory of a driver without layers, for this number of concurrent microbatches."""
-    stream = stream_bytes(a, batch_size)
+    stream = travelling_bytes(a, batch_size)
     kept = stage_count + 1  # inputs of each stage and a gradient, so that a lost stage can be replaced
     on_the_way = 3  # a request as tensors and as bytes, and its answer
     return PROCESS_BYTES + _padded(in_flight * (kept + on_the_way) * stream)
 
 
 def stream_bytes(a: Architecture, batch_size: int) -> int:
-    """The residual stream of one microbatch in bytes, as it travels between stages in fp32."""
+    """The residual stream of one microbatch in bytes, in fp32."""
     return 4 * batch_size * a.sequence_length * a.hidden_size
+
+
+def travelling_bytes(a: Architecture, batch_size: int) -> int:
+    """Bytes of one microbatch between two stages, in fp32: the residual stream, or coefficients and int64 ids."""
+    return batch_size * a.sequence_length * (4 * a.wire_size + (8 if a.subspace_rank else 0))
+
+
+def _subspace_bytes(a: Architecture, batch_size: int, cache_mb: int) -> int:
+    """The basis, the places of all ids in the cache of rows, the cache, and the rows of one microbatch."""
+    cache = min(cache_mb * MEGABYTE, 4 * a.vocabulary_size * a.hidden_size)
+    return 4 * a.hidden_size * a.subspace_rank + 8 * a.vocabulary_size + cache + 2 * stream_bytes(a, batch_size)
 
 
 def _device_need(
@@ -207,8 +222,9 @@ def _device_need(
         activations=_graph_layers(a, layers, load) * layer_activations + stream,
         backward=int(stream * (4 + 6 * feed_forward)),
         logits=_logits_bytes(a, tokens, device) + 4 * stream if head else 0,
-        sessions=_session_streams(a, load) * stream,
+        sessions=_session_streams(a, load) * (stream if load is None else travelling_bytes(a, batch_size)),
         generation=CACHED_TEXTS * 2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
+        subspace=0,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
     )
 

@@ -5,7 +5,7 @@ The weights come from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional
 
 from neuroshard.model.memory_need import chunk_bytes_on, chunk_rows
+from neuroshard.model.subspace import Subspace
 from neuroshard.types import Architecture, LayerRange
 
 IGNORED_LABEL = -100
@@ -175,6 +176,43 @@ class Projection(nn.Module):
         return functional.linear(x, self.weight)
 
 
+class Factor(nn.Module):
+    """Z (rows, columns), the trained factor of a matrix that a subspace constrains; zero until it is initialised."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(rows, columns))
+
+
+class FactoredProjection(Factor):
+    """y = U Z x without a bias: the result stays in the subspace. Z is (k, inputs). It needs a subspace to compute."""
+
+    def __init__(self, inputs: int, rank: int, subspace: Subspace | None) -> None:
+        super().__init__(rank, inputs)
+        self.outputs = (rank,)
+        self.subspace = subspace
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., d)."""
+        return present(self.subspace).lift(functional.linear(x, self.factor))
+
+
+def writing_projection(
+    inputs: int, architecture: Architecture, index: int, subspace: Subspace | None
+) -> Projection | FactoredProjection:
+    """The matrix with which a layer writes to the residual stream."""
+    if index < architecture.constrained_layers:
+        return FactoredProjection(inputs, architecture.subspace_rank, subspace)
+    return Projection(inputs, architecture.hidden_size)
+
+
+def present(subspace: Subspace | None) -> Subspace:
+    """The subspace that a model needs to compute. Raises ValueError without it."""
+    if subspace is None:
+        raise ValueError("a model of this architecture computes with the subspace of its run")
+    return subspace
+
+
 def rotary_angles(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (t, head_size / 2), of RoPE at the given positions (Su et al. 2021)."""
     half = architecture.head_size // 2
@@ -218,7 +256,7 @@ class QueryKeyNorm(nn.Module):
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions, and with norms of queries and keys if the run has them."""
 
-    def __init__(self, architecture: Architecture, index: int) -> None:
+    def __init__(self, architecture: Architecture, index: int, subspace: Subspace | None = None) -> None:
         super().__init__()
         self._heads = architecture.head_count
         self._key_value_heads = architecture.key_value_head_count
@@ -226,7 +264,7 @@ class Attention(nn.Module):
         key_value_size = self._key_value_heads * architecture.head_size
         width = architecture.hidden_size
         self.query_key_value = Projection(width, width, key_value_size, key_value_size)
-        self.output = Projection(architecture.hidden_size, architecture.hidden_size)
+        self.output = writing_projection(width, architecture, index, subspace)
         self.norms = QueryKeyNorm(architecture) if architecture.qk_norm != "none" else None
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -255,12 +293,12 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: W_down (silu(W_gate x) * W_up x) (Shazeer 2020)."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, index: int, subspace: Subspace | None = None) -> None:
         super().__init__()
         self.gate_up = Projection(
             architecture.hidden_size, architecture.feed_forward_size, architecture.feed_forward_size
         )
-        self.down = Projection(architecture.feed_forward_size, architecture.hidden_size)
+        self.down = writing_projection(architecture.feed_forward_size, architecture, index, subspace)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, t, d) -> (b, t, d)."""
@@ -274,12 +312,12 @@ class Block(nn.Module):
     The norm comes before each of them (Zhang and Sennrich 2019), or reordered after it (OLMo 2).
     """
 
-    def __init__(self, architecture: Architecture, index: int) -> None:
+    def __init__(self, architecture: Architecture, index: int, subspace: Subspace | None = None) -> None:
         super().__init__()
         self.attention_norm = norm_of(architecture.hidden_size, architecture)
-        self.attention = Attention(architecture, index)
+        self.attention = Attention(architecture, index, subspace)
         self.feed_forward_norm = norm_of(architecture.hidden_size, architecture)
-        self.feed_forward = FeedForward(architecture)
+        self.feed_forward = FeedForward(architecture, index, subspace)
         self._reordered = architecture.norm_reorder
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -291,17 +329,26 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
+RunBlock = Callable[[Block, Tensor, Tensor, Tensor, KeyValueCache | None], Tensor]
+"""A form of `Block.__call__`: the block first, then its arguments."""
+
+
 class StageModel(nn.Module):
     """Layers start .. stop - 1. The embedding belongs to the first layer, the final norm and the head to the last.
 
     Law: any split into stages gives the loss and the parameter gradients of the whole model. Parameter names contain
     the layer's index in the whole model, so they do not depend on the split. Parameters are zero (norms one) until
     `initialise` or `load_vector`.
+
+    With a subspace of rank k, stages pass each other k coefficients per token and the token ids, see `Subspace`.
     """
 
     __call__: Callable[..., Tensor]  # that of nn.Module, which runs `forward`
 
-    def __init__(self, architecture: Architecture, layers: LayerRange | None = None) -> None:
+    def __init__(
+        self, architecture: Architecture, layers: LayerRange | None = None, subspace: Subspace | None = None
+    ) -> None:
+        """A model with a subspace needs that of its run to compute; without it, it only has parameters."""
         super().__init__()
         whole = LayerRange(0, architecture.layer_count)
         self.architecture = architecture
@@ -310,9 +357,10 @@ class StageModel(nn.Module):
             raise ValueError(f"{self.layer_range} is not part of a model of {architecture.layer_count} layers")
         self.is_first = self.layer_range.start == 0  # the input is token ids
         self.is_last = self.layer_range.stop == architecture.layer_count  # the stage computes logits and losses
-        self.embedding = Projection(architecture.hidden_size, architecture.vocabulary_size) if self.is_first else None
+        self.subspace = subspace
+        self.embedding = _embedding(architecture) if self.is_first else None
         self.layers = nn.ModuleDict(
-            {str(i): Block(architecture, i) for i in range(self.layer_range.start, self.layer_range.stop)}
+            {str(i): Block(architecture, i, subspace) for i in range(self.layer_range.start, self.layer_range.stop)}
         )
         norm = nn.RMSNorm(architecture.hidden_size, architecture.norm_epsilon)
         self.norm = norm if self.is_last else None
@@ -321,20 +369,36 @@ class StageModel(nn.Module):
         self.register_buffer("_cosine", cosine, persistent=False)
         self.register_buffer("_sine", sine, persistent=False)
 
-    def forward(self, inputs: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        cache: KeyValueCache | None = None,
+        ids: Tensor | None = None,
+        run_block: RunBlock = Block.__call__,
+    ) -> Tensor:
         """Token ids (b, t) for the first stage, otherwise activations (b, t, d) -> activations (b, t, d).
 
-        The final norm belongs to `loss_sum` and `logits`. Without a cache t is at most the sequence length
-        (ValueError).
+        With a subspace, stages other than the first get coefficients (b, t, k) and the ids (b, t) of the tokens, and
+        stages other than the last return coefficients. The final norm belongs to `loss_sum` and `logits`. Without a
+        cache t is at most the sequence length (ValueError).
         """
         time = inputs.shape[1]
-        x = functional.embedding(inputs, self.embedding.weight) if self.embedding is not None else inputs
+        x = inputs if self.embedding is None else functional.embedding(inputs, next(self.embedding.parameters()))
+        if self.architecture.subspace_rank:
+            ids = inputs if self.is_first else ids
+            if ids is None:
+                raise ValueError("coefficients need the ids of their tokens")
+            x = present(self.subspace).restore(x, ids)
         cosine, sine = self._angles(time, cache)
-        for block in self.layers.values():
-            x = block(x, cosine, sine, cache)
+        for block in cast("Iterable[Block]", self.layers.values()):
+            x = run_block(block, x, cosine, sine, cache)
         if cache is not None:
             cache.advance(time)
-        return x
+        return x if self.is_last or self.subspace is None or ids is None else self.subspace.compress(x, ids)
+
+    @property
+    def first_block(self) -> Block:
+        return cast("Block", next(iter(self.layers.values())))
 
     def loss_sum(self, activations: Tensor, labels: Tensor) -> Tensor:
         """Sum over tokens of the cross-entropy in nats, a scalar; activations (b, t, d), labels (b, t), -100 ignored.
@@ -361,6 +425,13 @@ class StageModel(nn.Module):
             raise ValueError(f"{time} tokens are more than the sequence length {self.architecture.sequence_length}")
         device = self.get_buffer("_cosine").device
         return rotary_angles(self.architecture, torch.arange(first, first + time, device=device))
+
+
+def _embedding(architecture: Architecture) -> Projection | Factor:
+    """One row per token id: of the embedding, or of its trained factor C (vocabulary, k) in E = F + C U^T."""
+    if architecture.subspace_rank:
+        return Factor(architecture.vocabulary_size, architecture.subspace_rank)
+    return Projection(architecture.hidden_size, architecture.vocabulary_size)
 
 
 def sample_next(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:

@@ -32,6 +32,9 @@ def initialise(model: StageModel, seed: int) -> None:
     demo after 240 steps: an embedding of 0.02 is 0.6 nats behind one of 1, whose scale the first updates do not
     drown.
 
+    A factor Z of a matrix U Z has the deviation of that matrix, as if a whole one were projected; that of the embedding
+    has 0.02.
+
     With `initialisation = "depth"` the deviations of layer l, counted from 0, do not depend on its width: 0.02 for
     queries, keys, values and gate, and 0.02/sqrt(2(l + 1)) for up, down and the attention's output, as in the
     organised runs. The head has 1/sqrt(d).
@@ -48,7 +51,7 @@ def initialise(model: StageModel, seed: int) -> None:
 
 def _deviations(name: str, parameter: Tensor, architecture: Architecture) -> tuple[tuple[Tensor, float], ...]:
     """The parts of a matrix, which are rows in their order, with their standard deviations."""
-    if architecture.initialisation == "fan_in" or name == "embedding.weight":
+    if architecture.initialisation == "fan_in" or name.startswith("embedding."):
         return ((parameter, _standard_deviation(name, parameter.shape[1], architecture.layer_count)),)
     if name == "head.weight":
         return ((parameter, 1 / sqrt(parameter.shape[1])),)
@@ -62,9 +65,9 @@ def _deviations(name: str, parameter: Tensor, architecture: Architecture) -> tup
 def _standard_deviation(name: str, inputs: int, layer_count: int) -> float:
     if name == "embedding.weight":
         return 1.0
-    if name == "head.weight":
+    if name in {"embedding.factor", "head.weight"}:
         return 0.02
-    writes_to_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    writes_to_residual = ".attention.output." in name or ".feed_forward.down." in name
     return 1 / sqrt(inputs) / (sqrt(2 * layer_count) if writes_to_residual else 1)
 
 

@@ -5,13 +5,17 @@ A node reserves memory in the byte budget before it allocates it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from math import inf
 
 import anyio
 
+from neuroshard.network.crowds import Crowd
 from neuroshard.network.transport import MessageTooLargeError
 from neuroshard.types import NodeId
 
@@ -38,8 +42,16 @@ class TokenBucket:
 DEFAULT_BYTES = 1024 * 1024 * 1024
 PEER_SHARE = 4  # one peer gets 1/PEER_SHARE of all
 CONTESTED_RATE = 64 * 1024  # bytes per second required of a peer that holds memory while others wait
-CONTESTED_GRACE_SECONDS = 10.0
+CONTESTED_GRACE_SECONDS = 10.0  # after this time without a byte, memory goes to a waiting peer with a better right
 LONGEST_CONTESTED_SECONDS = 45.0  # so that a peer that waits up to one minute gets memory
+
+
+@dataclass(frozen=True)
+class PeerStanding:
+    """The facts that decide when a peer gets memory."""
+
+    ip: str  # "" through a relay
+    is_known: bool = False  # a member of the closed run
 
 
 class Reservation:
@@ -61,8 +73,18 @@ class Reservation:
 class _Waiter:
     peer: NodeId
     byte_count: int
+    number: int  # in the order of arrival
     granted: anyio.Event = field(default_factory=anyio.Event)
     reservation: Reservation | None = None
+
+
+@dataclass(eq=False)
+class _Account:
+    """The bytes that one peer holds, and its messages that wait."""
+
+    standing: PeerStanding
+    used: int = 0
+    waiters: deque[_Waiter] = field(default_factory=deque[_Waiter])
 
 
 def frame_budget(total: int = DEFAULT_BYTES) -> ByteBudget:
@@ -76,9 +98,11 @@ def contested_seconds(byte_count: int) -> float:
 
 
 class ByteBudget:
-    """Limits memory to `total` bytes, and to `per_peer` bytes for one peer. Waiters are served in order.
+    """Limits memory to `total` bytes, and to `per_peer` bytes for one peer.
 
-    A peer that has used up its own share does not delay the peers behind it.
+    Memory belongs to networks, as places do (`crowds.py`): the next one is a known peer, then the peer whose network
+    holds least, of one network the peer whose host holds least, then the one that came first. A peer that has used up
+    its own share does not delay others.
     """
 
     def __init__(self, total: int, per_peer: int) -> None:
@@ -86,9 +110,15 @@ class ByteBudget:
             raise ValueError(f"a budget needs 0 < per_peer <= total, got {per_peer} and {total}")
         self._total = total
         self._per_peer = per_peer
-        self._used: dict[NodeId, int] = {}
+        self._standing_of: Callable[[NodeId], PeerStanding] = PeerStanding  # each peer is a network of its own
+        self._accounts: dict[NodeId, _Account] = {}
         self._used_in_all = 0
-        self._waiters: list[_Waiter] = []
+        self._numbers = count()
+        self._next: _Waiter | None = None  # for which too little is free
+
+    def share_by(self, standing_of: Callable[[NodeId], PeerStanding]) -> None:
+        """Set what decides who is served first. It is asked whenever a peer wants memory."""
+        self._standing_of = standing_of
 
     @property
     def used(self) -> int:
@@ -98,15 +128,27 @@ class ByteBudget:
     @property
     def waiting(self) -> int:
         """Number of messages that wait for memory."""
-        return len(self._waiters)
+        return sum(len(account.waiters) for account in self._accounts.values())
 
     def used_by(self, peer: NodeId) -> int:
         """Bytes reserved now for one peer."""
-        return self._used.get(peer, 0)
+        return self._accounts[peer].used if peer in self._accounts else 0
 
     def is_awaited_by_others(self, peer: NodeId) -> bool:
         """Whether another peer waits for memory, other than for its own share."""
-        return any(waiter.peer != peer and not self._waits_for_itself(waiter) for waiter in self._waiters)
+        return any(waiter.peer != peer for waiter in self._candidates())
+
+    def must_yield(self, peer: NodeId) -> bool:
+        """Whether the next one that waits has a better right to memory than this peer, which holds some."""
+        waiter, holder = self._next, self._accounts.get(peer)
+        if waiter is None or holder is None or waiter.peer == peer:
+            return False
+        newcomer = self._accounts[waiter.peer]
+        if newcomer.standing.is_known and holder.standing.is_known:
+            return newcomer.used + waiter.byte_count <= holder.used
+        if newcomer.standing.is_known or holder.standing.is_known:
+            return newcomer.standing.is_known
+        return self._crowd().is_greedy_beside(holder.standing.ip, newcomer.standing.ip, waiter.byte_count)
 
     def make_fit(self, byte_count: int) -> None:
         """Raise the shares so that one message of this size fits from now on."""
@@ -122,21 +164,20 @@ class ByteBudget:
             )
 
     def try_reserve(self, peer: NodeId, byte_count: int) -> Reservation | None:
-        """Reserve bytes if they are free and no other message waits; otherwise return None.
+        """Reserve bytes if they are free and it is the peer's turn; otherwise return None.
 
         Raises MessageTooLargeError.
         """
-        self.check(byte_count)
-        queued = [waiter for waiter in self._waiters if waiter.peer == peer or not self._waits_for_itself(waiter)]
-        return None if queued or not self._fits(peer, byte_count) else self._take(peer, byte_count)
+        waiter = self._enter(peer, byte_count)
+        if waiter.reservation is None:
+            self._leave(waiter)
+        return waiter.reservation
 
     async def reserve(self, peer: NodeId, byte_count: int) -> Reservation:
         """Reserve bytes, waiting until they are free. Raises MessageTooLargeError."""
-        reservation = self.try_reserve(peer, byte_count)
-        if reservation is not None:
-            return reservation
-        waiter = _Waiter(peer, byte_count)
-        self._waiters.append(waiter)
+        waiter = self._enter(peer, byte_count)
+        if waiter.reservation is not None:
+            return waiter.reservation
         try:
             await waiter.granted.wait()
         except BaseException:
@@ -157,46 +198,72 @@ class ByteBudget:
     def give_back(self, peer: NodeId, byte_count: int) -> None:
         """Return the bytes of a reservation; `Reservation.release` calls this."""
         self._used_in_all -= byte_count
-        left = self.used_by(peer) - byte_count
-        if left:
-            self._used[peer] = left
-        else:
-            self._used.pop(peer, None)
+        if byte_count:
+            self._accounts[peer].used -= byte_count
+            self._forget_idle(peer)
         self._serve_waiters()
+
+    def _enter(self, peer: NodeId, byte_count: int) -> _Waiter:
+        """Add a waiter, and serve all that can be served."""
+        self.check(byte_count)
+        standing = self._standing_of(peer)
+        account = self._accounts.setdefault(peer, _Account(standing))
+        account.standing = standing
+        waiter = _Waiter(peer, byte_count, next(self._numbers))
+        account.waiters.append(waiter)
+        self._serve_waiters()
+        return waiter
 
     def _leave(self, waiter: _Waiter) -> None:
         if waiter.reservation is not None:
             waiter.reservation.release()
         else:
-            self._waiters.remove(waiter)
+            self._accounts[waiter.peer].waiters.remove(waiter)
+            self._forget_idle(waiter.peer)
             self._serve_waiters()
 
+    def _forget_idle(self, peer: NodeId) -> None:
+        account = self._accounts[peer]
+        if not account.used and not account.waiters:
+            del self._accounts[peer]
+
     def _serve_waiters(self) -> None:
-        passed_over: set[NodeId] = set()  # a peer's own messages keep their order
-        for waiter in tuple(self._waiters):
-            if waiter.peer in passed_over:
-                continue
-            if self._fits(waiter.peer, waiter.byte_count):
-                self._waiters.remove(waiter)
-                waiter.reservation = self._take(waiter.peer, waiter.byte_count)
-                waiter.granted.set()
-            elif self._waits_for_itself(waiter):
-                passed_over.add(waiter.peer)
-            else:
-                return  # small messages must not starve a large one
+        """Serve until the next one does not fit: small messages must not starve a large one."""
+        while (waiter := self._next_waiter()) is not None and self._used_in_all + waiter.byte_count <= self._total:
+            account = self._accounts[waiter.peer]
+            account.waiters.popleft()
+            account.used += waiter.byte_count
+            self._used_in_all += waiter.byte_count
+            self._forget_idle(waiter.peer)
+            waiter.reservation = Reservation(self, waiter.peer, waiter.byte_count)
+            waiter.granted.set()
+        self._next = waiter
 
-    def _waits_for_itself(self, waiter: _Waiter) -> bool:
-        """Whether only the peer's own share is used up."""
-        return self.used_by(waiter.peer) + waiter.byte_count > self._per_peer
+    def _candidates(self) -> list[_Waiter]:
+        """The first waiter of each peer, except of those that wait for their own share."""
+        firsts = [(account, account.waiters[0]) for account in self._accounts.values() if account.waiters]
+        return [waiter for account, waiter in firsts if account.used + waiter.byte_count <= self._per_peer]
 
-    def _fits(self, peer: NodeId, byte_count: int) -> bool:
-        return self._used_in_all + byte_count <= self._total and self.used_by(peer) + byte_count <= self._per_peer
+    def _next_waiter(self) -> _Waiter | None:
+        candidates = self._candidates()
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        return min(candidates, key=partial(self._turn, self._crowd()))
 
-    def _take(self, peer: NodeId, byte_count: int) -> Reservation:
-        self._used_in_all += byte_count
-        if byte_count:
-            self._used[peer] = self.used_by(peer) + byte_count
-        return Reservation(self, peer, byte_count)
+    def _turn(self, crowd: Crowd, waiter: _Waiter) -> tuple[bool, float, int, int]:
+        account = self._accounts[waiter.peer]
+        standing = account.standing
+        if standing.is_known:
+            return False, account.used, 0, waiter.number
+        return True, crowd.greed(standing.ip), crowd.of_host(standing.ip), waiter.number
+
+    def _crowd(self) -> Crowd:
+        """The bytes of each network of strangers."""
+        crowd = Crowd()
+        for account in self._accounts.values():
+            if not account.standing.is_known:
+                crowd.add(account.standing.ip, account.used)
+        return crowd
 
 
 BURST_SECONDS = 0.25
@@ -229,7 +296,8 @@ class UploadPacer:
             raise ValueError(f"an upload limit must be positive, got {bytes_per_second}")
         rate = inf if bytes_per_second is None else bytes_per_second
         if self._free_at > -inf:  # otherwise nothing was spent, and there may be no event loop to ask for the time
-            self._free_at = anyio.current_time() + self.seconds_behind() * (self._rate / rate)
+            behind = 0.0 if self._rate == inf else self.seconds_behind() * (self._rate / rate)
+            self._free_at = anyio.current_time() + behind
         self._rate = rate
 
     def portion(self, byte_count: int) -> int:

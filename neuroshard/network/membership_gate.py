@@ -27,3 +27,7 @@ class MembershipGate:
     def refusal(self, peer: NodeId) -> str:
         """The reason why a peer is not served; "" if it is."""
         return "" if self.peer_check is None else self.peer_check(peer)
+
+    def knows(self, peer: NodeId) -> bool:
+        """Whether a peer is a member of a closed run. An open gate knows nobody: names are free there."""
+        return self.peer_check is not None and not self.peer_check(peer)

@@ -85,6 +85,9 @@ class Connection:
     bytes_received: int = 0
     rtt_seconds: float | None = None
     bulk_connections: int = 0  # direct connections for tensors
+    is_far: bool = False  # the peer is outside this computer's own networks
+    bytes_arrived: int = 0  # that these sent and the peer's system acknowledged, where this system reports it
+    busy_seconds: float = 0.0  # with data on its way over them; 0 where this system does not report it
 
 
 class Transport(Protocol):

@@ -126,6 +126,8 @@ class Application:
     async def _main(self) -> ExitReport:
         place, requested_pause = self._place, RequestedPause()
         settings, publisher = place.configuration.settings, Publisher(place.board)
+        if settings.device not in ("auto", "cpu") and not place.is_trainer:
+            await anyio.to_thread.run_sync(_check_device, settings.device)  # before any other node hears of this one
         publisher.warn(*restore_pause(requested_pause, settings.data_dir))
         if not settings.training:
             requested_pause.begin("Started without training: resume to train.")
@@ -191,6 +193,13 @@ class Application:
                     await beginning.peer_network.introduced()
             make_work = await anyio.to_thread.run_sync(_loaded)
         await make_work(self._place, beginning).run()
+
+
+def _check_device(wanted: str) -> None:
+    """Raise UsageError if this computer does not have the device. The import of PyTorch takes seconds."""
+    from neuroshard.host.resources import choose_device
+
+    choose_device(wanted)
 
 
 def _loaded() -> Callable[[ProcessContext, StartContext], NodeWork]:

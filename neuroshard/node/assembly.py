@@ -19,7 +19,8 @@ from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
 from neuroshard.host.computer import default_threads
-from neuroshard.host.resources import Device, choose_device, matmul_flops_per_second
+from neuroshard.host.matmul_speed import matmul_flops_per_second
+from neuroshard.host.resources import Device, choose_device
 from neuroshard.identity import NodeIdentity, Wallet
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.memory_limit import tier_mb
@@ -109,7 +110,8 @@ class Assembly:
         with self.startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
             threads = self._settings.cpu_threads or default_threads()
-            compute = self._compute_thread(threads)
+            compute = self._compute_thread(threads, device)
+            await compute.run(device.make_current)
             room = self._room(device, await self._speed(compute, device))
             _check_memory(room, self._demo)
         location = await self._location()
@@ -148,7 +150,8 @@ class Assembly:
         Raises UsageError if there is no run of other nodes to drive.
         """
         with self.startup.stage(HARDWARE):
-            device, compute = choose_device("cpu"), self._compute_thread(1)
+            device = choose_device("cpu")
+            compute = self._compute_thread(1, device)
             room = self._room(device, 0.0)
         runs = LocalRuns(self._settings.data_dir, self._wallet)
         fetcher, data, found = await self._find_run(self._settings.genesis, runs, room)
@@ -166,8 +169,8 @@ class Assembly:
         """Close the compute thread, the data source and the demo's server, in reverse order of opening."""
         await self._closing.aclose()
 
-    def _compute_thread(self, threads: int) -> ComputeThread:
-        compute = ComputeThread(threads)
+    def _compute_thread(self, threads: int, device: Device) -> ComputeThread:
+        compute = ComputeThread(threads, device=device.torch_device(), device_label=device.label)
         self._closing.callback(compute.close)
         return compute
 

@@ -18,6 +18,7 @@ from neuroshard.api.access import load_or_create_secret, new_entrance
 from neuroshard.api.address import dashboard_url, is_loopback_name
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
+from neuroshard.api.presets import line_body
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.folders import prepare_data_dir
@@ -29,8 +30,10 @@ from neuroshard.errors import ConflictError, NeuroShardError, StorageError, Usag
 from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
+from neuroshard.host.sensors import training_gpus
 from neuroshard.model.memory_limit import available_mb, probe_memory
 from neuroshard.network.lan_runs import LanRuns, LanRunSearch
+from neuroshard.network.line import StoredLine
 from neuroshard.node.demo import DemoOptions, demo_folder
 from neuroshard.node.process import (
     ListenerHandover,
@@ -164,16 +167,19 @@ def _places() -> tuple[Place, ...] | str:
         return error.message
 
 
-def surroundings_of(places: tuple[Place, ...] | str) -> SetupFacts:
+def surroundings_of(data_dir: Path, places: tuple[Place, ...] | str) -> SetupFacts:
     """Facts that the wizard shows about this computer. `places` are those of autostart, or the reason for none."""
+    speed = StoredLine(data_dir).read()
+    line = line_body(None, None) if speed is None else line_body(speed.upload, speed.measured_at)
+    gpus = training_gpus()
     measured = {"memory": available_mb(probe_memory(), None), "cpu_threads": default_threads()}
     if isinstance(places, str):
-        return SetupFacts(measured, autostart_possible=False, autostart_how=places)
+        return SetupFacts(measured, line, gpus, autostart_possible=False, autostart_how=places)
     try:
         now = read_autostart(places)
     except StorageError as error:  # no reason not to set the node up
-        return SetupFacts(measured, autostart_possible=False, autostart_how=str(error))
-    return SetupFacts(measured, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
+        return SetupFacts(measured, line, gpus, autostart_possible=False, autostart_how=str(error))
+    return SetupFacts(measured, line, gpus, autostart_possible=True, autostart_how=f"{now.kind} {now.path}")
 
 
 def arrival_of(loaded: LoadedSettings) -> ArrivalDraft:
@@ -231,7 +237,8 @@ class _FirstRun:
         self.loaded, self._load = loaded, load
         self._autostart = _places()
         arrival = arrival_of(loaded)
-        self.desk = SetupDraft(loaded, surroundings_of(self._autostart), arrival, self._finish, self._start_demo)
+        facts = surroundings_of(loaded.settings.data_dir, self._autostart)
+        self.desk = SetupDraft(loaded, facts, arrival, self._finish, self._start_demo)
 
     def open_link(self, link: str | None) -> None:
         """Begin with the invitation in a link that was opened, or in the settings. Raises InvitationError."""

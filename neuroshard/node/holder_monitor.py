@@ -37,14 +37,19 @@ class MonitorTimes:
 
 @dataclass
 class HolderMonitor:
-    """Asks holders of every stage for its status, and marks nodes lost that are silent or deny it."""
+    """Asks holders of every stage for its status, and marks nodes lost that are silent or deny it.
+
+    A node that a request of this one waits for is asked, too: otherwise a computer that sleeps or hangs would hold up
+    its microbatches until their time limit.
+    """
 
     swarm: StageSwarm
     times: MonitorTimes = field(default_factory=MonitorTimes)
     now: Callable[[], float] = time.time  # wall clock, as in the membership's `last_seen`
 
     def __post_init__(self) -> None:
-        self._unanswered: dict[tuple[NodeId, int], int] = {}
+        # questions without an answer, and the bytes that had come from the node when the first one ended so
+        self._unanswered: dict[tuple[NodeId, int], tuple[int, int]] = {}
         self._losses: dict[NodeId, int] = {}  # times a node was lost since its last answer
         self._asked_at: dict[tuple[NodeId, int], float] = {}
         self._denied_at: dict[tuple[NodeId, int], float] = {}  # time of the first denial
@@ -65,8 +70,8 @@ class HolderMonitor:
         self.swarm.confirmed.keep_only(members)
         confirmed = list[tuple[NodeId, int]]()
         async with anyio.create_task_group() as tasks:
-            for (node, stage), is_rare in watched.items():
-                if self._is_due(node, stage, is_rare=is_rare):
+            for (node, stage), is_needed in watched.items():
+                if self._is_due(node, stage, is_needed=is_needed):
                     tasks.start_soon(self._ask, node, stage, confirmed)
         for node, stage in confirmed:  # at once: otherwise one of two replicas would briefly look alone
             self.swarm.confirmed.add(node, stage)
@@ -76,7 +81,7 @@ class HolderMonitor:
         self._denied_at = {key: at for key, at in self._denied_at.items() if now - at < self.times.forgotten_seconds}
 
     def _watched(self) -> dict[tuple[NodeId, int], bool]:
-        """Map other nodes and their stages to whether the stage is rare; of a stage with many holders, take a few.
+        """Map other nodes and their stages to whether the node is needed; of a stage with many holders, take a few.
 
         A few holders of every stage are verified. Otherwise false reports could hide that a stage has one holder.
         """
@@ -88,6 +93,7 @@ class HolderMonitor:
             others = [node for node in holders if node != self.swarm.node_id]
             first = others if is_rare else sorted(others, key=partial(self._turn, stage))[:few]
             watched |= {(node, stage): is_rare for node in first}
+            watched |= {(node, stage): True for node in others if self.swarm.awaits(node)}
         return watched
 
     def _turn(self, stage: int, node: NodeId) -> tuple[bool, float, bytes]:
@@ -96,13 +102,13 @@ class HolderMonitor:
         lot = hash_parts("neuroshard/holder-watch", self.swarm.node_id, node)
         return is_new, self._asked_at.get((node, stage), -1.0), lot
 
-    def _is_due(self, node: NodeId, stage: int, *, is_rare: bool) -> bool:
+    def _is_due(self, node: NodeId, stage: int, *, is_needed: bool) -> bool:
         member = self.swarm.membership.view.members.get(node)
         asked_at = self._asked_at.get((node, stage))
         if member is None or (asked_at is not None and anyio.current_time() - asked_at < self.times.again_seconds):
             return False
         is_silent = self.now() - member.last_seen > self.times.silent_seconds
-        is_suspicious = is_rare and (is_silent or not self.swarm.is_connected(node))
+        is_suspicious = is_needed and (is_silent or not self.swarm.is_connected(node))
         return is_suspicious or not self.swarm.confirmed.was_reported_within(ASK_AGAIN_SECONDS, node, stage)
 
     async def _ask(self, node: NodeId, stage: int, confirmed: list[tuple[NodeId, int]]) -> None:
@@ -121,12 +127,16 @@ class HolderMonitor:
             self._does_not_hold(node, stage)
 
     def _does_not_answer(self, node: NodeId, stage: int) -> None:
-        count = self._unanswered[node, stage] = self._unanswered.get((node, stage), 0) + 1
+        count, received = self._unanswered.get((node, stage), (0, self.swarm.received_bytes(node)))
+        count += 1
+        self._unanswered[node, stage] = count, received
         if count < 2 or node in self.swarm.lost:
             return
         _LOG.info("Node %s no longer answers: its layers count as missing.", node)
         self.swarm.confirmed.remove(node, stage)  # so that it is asked as soon as it reports again
         self.swarm.lost.add(node)
+        if self.swarm.received_bytes(node) == received:  # otherwise its line may be full of the answer
+            self.swarm.end_requests(node)
         losses = self._losses[node] = self._losses.get(node, 0) + 1
         # A node that reports but never answers would otherwise count again after each report, and the node that is
         # about to replace it would give up each time.

@@ -30,6 +30,7 @@ from neuroshard.host.desktop import open_browser_at
 from neuroshard.host.identity import wallet_of
 from neuroshard.host.live_settings import Configuration
 from neuroshard.identity.invitations import Invitation, to_code
+from neuroshard.network.line import UploadLine
 from neuroshard.node.demo import DemoOptions
 from neuroshard.node.process import (
     ListenerHandover,
@@ -215,7 +216,7 @@ def first_status(loaded: LoadedSettings, now: float, warnings: tuple[str, ...], 
         paths=PathsStatus(**paths),
         is_demo=is_demo,
         warnings=warnings,
-        network=replace(network, upload_limit=settings.upload_bytes_per_second),
+        network=replace(network, upload_limit=UploadLine(settings.data_dir).limit(settings)),
     )
 
 

@@ -10,12 +10,13 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.model.architecture import flops_per_token
 from neuroshard.node.data_sharing import DataView
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_training import RunningNode
 from neuroshard.status.board import Publisher
-from neuroshard.status.computer import ResourceStatus
+from neuroshard.status.computer import AccelerationStatus, ResourceStatus
 from neuroshard.status.snapshot import DilocoStatus, NodeState, StageStatus
 from neuroshard.telemetry.counters import Counters
 from neuroshard.training.trainer import TrainerSnapshot
@@ -80,9 +81,13 @@ class Observer:
         self._standby = StandbyNotice()
         total_shards = node.ground.run.parameters.genesis.total_shards
         self._data_view = DataView(node.ground.watch, peer_network, total_shards)
+        device = node.ground.device
         self._resources = ResourceStatus(
-            device=node.ground.device.kind, device_name=node.ground.device.name, cpu_threads_limit=node.ground.threads
+            device=str(device.torch_device()), device_name=device.name, cpu_threads_limit=node.ground.threads
         )
+        architecture = node.ground.run.parameters.architecture
+        self._flops = tuple(flops_per_token(architecture, live.layers) for live in node.lives)  # of each stage
+        self._acceleration = _acceleration(node, sum(self._flops))
 
     async def run(self) -> None:
         """Publish at least every PUBLISH_SECONDS (RESTING_SECONDS while paused) until cancelled."""
@@ -116,6 +121,7 @@ class Observer:
             stages=seen.stages,
             pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),
             resources=self._resources,
+            acceleration=self._acceleration and at_speed_of(self._acceleration, seen.stages, self._flops),
             history=seen.history,
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
@@ -167,6 +173,27 @@ class Observer:
             is_resting = self._reported_state is NodeState.PAUSED
             await sleep_to_tick(RESTING_RESOURCE_SECONDS if is_resting else RESOURCE_SECONDS)
             self._resources = await anyio.to_thread.run_sync(self._node.sampler.sample)
+
+
+def _acceleration(node: RunningNode, flops: int) -> AccelerationStatus | None:
+    """The device of a node with layers, before its speed is known; `flops` per token are those of all its layers."""
+    if node.peak is None:
+        return None
+    return AccelerationStatus(
+        device=node.ground.device.name,
+        precision=node.lives[0].executor.precision.value,
+        flops_per_token=flops,
+        peak_flops=node.peak.flops_per_second,
+        peak_source=node.peak.source,
+    )
+
+
+def at_speed_of(
+    acceleration: AccelerationStatus, stages: Sequence[StageStatus], flops: Sequence[int]
+) -> AccelerationStatus:
+    """The device at the speed of its stages: a mean weighted by their FLOPs per token, since stages may differ."""
+    done = sum(stage.tokens_per_second * cost for stage, cost in zip(stages, flops, strict=True))
+    return replace(acceleration, tokens_per_second=done / acceleration.flops_per_token) if done else acceleration
 
 
 def among_replicas(diloco: DilocoStatus, replicas: int, *, holds_all: bool) -> DilocoStatus:

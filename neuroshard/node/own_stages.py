@@ -58,6 +58,7 @@ def need_of(
         codec=outer.codec,
         averages_gradients=outer.strategy == "averaging",
         optimizer=parameters.inner.optimizer,
+        subspace_cache_mb=parameters.subspace_cache_mb,
     )
 
 

@@ -40,6 +40,7 @@ from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
 from neuroshard.network.limits import UploadPacer
+from neuroshard.network.line import UploadLine
 from neuroshard.network.mdns import MAX_COMPUTERS, MAX_NAME_CHARACTERS, RunNotice
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
@@ -230,11 +231,13 @@ class PeerNetwork:
     finder: RunFinder
     now: Callable[[], float]  # seconds since the epoch
     revoked_nodes: RevokedNodes  # of this wallet, and of the others in the run
+    line: UploadLine
     upload: UploadPacer = field(default_factory=UploadPacer)  # the owner's limit on everything that is sent
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
     knocked: Signal = field(default_factory=Signal, init=False)  # notified after every knock
+    _limits: Settings | None = field(default=None, init=False)  # settings after a change
     _traffic: TrafficMeter = field(default_factory=TrafficMeter, init=False)
     _moved_by_peers: int = field(default=0, init=False)  # bytes since the start, in both directions
     _fetched: int = field(default=0, init=False)  # bytes from sources of data
@@ -255,7 +258,8 @@ class PeerNetwork:
         With `may_wait` a node that its run does not admit waits until it does.
         """
         outside = ExternalAddresses()
-        upload = UploadPacer(settings.upload_bytes_per_second)
+        line = UploadLine(settings.data_dir)
+        upload = UploadPacer(line.limit(settings))
         opener = open_network or libp2p_opener(settings, identity, outside, upload=upload)
         networking = Networking(
             identity.node_id,
@@ -271,7 +275,7 @@ class PeerNetwork:
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
         revoked = StoredRevocations(settings.data_dir).revoked()
-        built = cls(identity, settings, networking, exchange, finder, now, revoked, upload)
+        built = cls(identity, settings, networking, exchange, finder, now, revoked, line, upload)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -349,7 +353,13 @@ class PeerNetwork:
 
     def limit_upload(self, settings: Settings) -> None:
         """Apply a changed upload limit to everything that is sent from now on."""
-        self.upload.limit(settings.upload_bytes_per_second)
+        self._limits = settings
+        self._renew_upload_limit()
+
+    def _renew_upload_limit(self) -> None:
+        limit = self.line.limit(self._limits or self.settings)
+        if limit != self.upload.bytes_per_second:
+            self.upload.limit(limit)
 
     def moved(self) -> int:
         """Bytes moved over the network since the start, in both directions: peers and data sources."""
@@ -364,10 +374,12 @@ class PeerNetwork:
             await self.joined.participant.announced.wait()
 
     def look(self) -> NetworkView:
-        """Collect the present state of the network, and update the count of bytes moved by peers."""
+        """Collect the present state of the network, count the bytes moved by peers, and measure the line."""
         network = self.networking.current
         connections = () if network is None else network.transport.connections()
         traffic = self._traffic.look(connections, self.now())
+        self.line.look(connections, self.now())
+        self._renew_upload_limit()
         self._moved_by_peers = traffic.sent + traffic.received
         peers, swarm = ((), None) if self.joined is None else self.joined.status(network, self.now())
         return NetworkView(
@@ -407,6 +419,8 @@ class PeerNetwork:
             upload_rate=traffic.sent_a_second,
             download_rate=traffic.received_a_second,
             upload_limit=self.upload.bytes_per_second,
+            line_upload=None if self.line.speed is None else self.line.speed.upload,
+            line_measured_at=None if self.line.speed is None else self.line.speed.measured_at,
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
             join_line="" if self.joined is None else self.joined.join_line(addresses),

@@ -1,7 +1,8 @@
 """A seed: a node that trains nothing. Newcomers begin with its address and find the nodes of their run through it.
 
-It knows runs only from the records that nodes store in the directory, and relays for nodes that cannot be dialled. Its
-node key is stored, so that its address survives a restart; nothing else is. No token, no model, no PyTorch.
+It knows runs only from the records that nodes store in the directory, and relays for nodes that cannot be dialled. It
+stores its node key, so that its address survives a restart, addresses of known peers, and the measured speed of its
+line. No token, no model, no PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from neuroshard import __version__
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.config.loading import LoadedSettings, load_settings, resolve_data_dir
+from neuroshard.config.settings import Settings
 from neuroshard.errors import NetworkRefusedError
 from neuroshard.host.identity import node_identity
 from neuroshard.identity import TokenSecret, Wallet
@@ -29,8 +32,11 @@ from neuroshard.membership.handshake import HANDSHAKE
 from neuroshard.membership.network_opening import PEERS_FILE, libp2p_opener, use_surroundings
 from neuroshard.messages import Frame
 from neuroshard.network import Network, RequestRefusedError
+from neuroshard.network.limits import UploadPacer
+from neuroshard.network.line import UploadLine
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.tasks import accompanied
+from neuroshard.network.transport import Connection
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.telemetry.logs import configure_logging
 from neuroshard.types import NodeId
@@ -79,9 +85,11 @@ async def _main(loaded: LoadedSettings) -> None:
     identity = node_identity(wallet, settings.data_dir)
     _LOG.info("NeuroShard %s: a seed, node %s", __version__, identity.node_id)
     outside = ExternalAddresses()
+    line = UploadLine(settings.data_dir)
+    upload = UploadPacer(line.limit(settings))
     networking = Networking(
         identity.node_id,
-        libp2p_opener(settings, identity, outside, serves_others=True),
+        libp2p_opener(settings, identity, outside, upload=upload, serves_others=True),
         peers_file=settings.data_dir / PEERS_FILE,
         given=settings.peer,
     )
@@ -91,7 +99,30 @@ async def _main(loaded: LoadedSettings) -> None:
     async def serve() -> None:
         await networking.run(must_open=True)
 
-    await accompanied(_until_stopped, serve, lambda: _print_addresses(networking), lambda: _log_connected(networking))
+    def connections() -> Iterable[Connection]:
+        network = networking.current
+        return () if network is None else network.transport.connections()
+
+    async def pace() -> None:
+        await pace_upload(settings, line, upload, connections, time.time)
+
+    await accompanied(
+        _until_stopped, serve, pace, lambda: _print_addresses(networking), lambda: _log_connected(networking)
+    )
+
+
+async def pace_upload(
+    settings: Settings,
+    line: UploadLine,
+    upload: UploadPacer,
+    connections: Callable[[], Iterable[Connection]],
+    now: Callable[[], float],
+) -> None:
+    """Measure the line every LOOK_SECONDS, and keep the upload at the owner's limit and share of it. Never returns."""
+    while True:
+        await anyio.sleep(LOOK_SECONDS)
+        line.look(connections(), now())
+        upload.limit(line.limit(settings))
 
 
 async def _refuse_what_needs_a_run(network: Network) -> None:

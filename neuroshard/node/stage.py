@@ -14,6 +14,7 @@ from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
 from neuroshard.node.own_stages import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.runs.stored_runs import LocalRun
@@ -63,8 +64,10 @@ class StageHome:
     ) -> StageHome:
         """Describe these layers on this computer; all `stages` of the node share the limits on checkpoints."""
         folder = stage_folder(settings.data_dir, identity.wallet_id, run.run_id, layers)
+        shape = run.parameters.architecture
+        seed = run.parameters.initial_weights_seed if shape.subspace_rank else None
         stage_identity = StageIdentity(
-            identity.wallet_id, identity.node_id, run.run_id, run.parameters.architecture, layers, threads
+            identity.wallet_id, identity.node_id, run.run_id, shape, layers, threads, subspace_seed=seed
         )
         store = CheckpointStore(folder, storage_limits(settings, stages), settings.data_dir)
         return cls(stage_identity, store, checkpoint_policy(settings, stages))
@@ -81,6 +84,7 @@ async def bring_up_stage(
     work: StageWork,
     control: Control,
     precision: Precision | None = None,
+    compilation: Compilation | None = None,
 ) -> StageReplica:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
 
@@ -95,6 +99,7 @@ async def bring_up_stage(
             home.store,
             policy=home.policy,
             precision=precision,
+            compilation=compilation,
         )
     )
     if stage.probe is not None:

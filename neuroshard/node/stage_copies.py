@@ -27,7 +27,7 @@ from neuroshard.state.disk_space import check_space, copy_folder
 from neuroshard.state.download import PartialFile, ReceivingOptions, StageFile
 from neuroshard.state.receiver import StateReceiver
 from neuroshard.state.replica_status import query_statuses
-from neuroshard.state.transfer_messages import DonorError, StageName
+from neuroshard.state.transfer_messages import DonorError, SnapshotManifest, StageName
 from neuroshard.types import Architecture, LayerRange, NodeId, WalletId
 from neuroshard.waiting import sleep_to_tick
 
@@ -233,14 +233,26 @@ class StageCopies:
             duty.has_trouble = True
 
     async def _pull(self, duty: _Duty, holder: NodeId) -> None:
-        file_bytes = duty.file.layout.file_bytes
         options = ReceivingOptions(chunks_at_once=1, share=self.times.share)
         receiver = StateReceiver(self.swarm.asking, duty.file, options)
         manifest = await receiver.manifest(holder, self.times.fresh_seconds)
+        kept_at: float | None = None
+        try:
+            if await self._copy(duty, receiver, holder, manifest):
+                kept_at = manifest.meta.time
+        finally:  # also of a copy that failed: otherwise the holder keeps this node's place for minutes
+            with suppress(DonorError):
+                await receiver.report_copied(holder, kept_at)
+        if kept_at is not None:
+            await duty.chain.learn_from(self.swarm.asking, duty.stage, [holder])
+
+    async def _copy(self, duty: _Duty, receiver: StateReceiver, holder: NodeId, manifest: SnapshotManifest) -> bool:
+        """Download a holder's state and keep it, unless the copy has as much work. Raises DonorError, StorageError."""
+        file_bytes = duty.file.layout.file_bytes
         taken_at = self.now() - manifest.age_seconds  # converted to this computer's clock
         work = manifest.meta.outer_step, manifest.meta.step
         if work == duty.copy.work or not self._is_overtaken(duty, work, holder):
-            return
+            return False
         limit = self.settings().max_checkpoint_storage * 1_000_000
         data_dir = self.settings().data_dir
         await self.offload(partial(check_space, duty.copy.folder, file_bytes, data_dir, limit))
@@ -252,9 +264,7 @@ class StageCopies:
         self.swarm.donor.keep(duty.stage, duty.copy)
         duty.has_trouble = False
         _LOG.debug("Copy of %s of step %d kept.", duty.name, manifest.meta.step)
-        with suppress(DonorError):
-            await receiver.report_copied(holder, manifest.meta.time)
-        await duty.chain.learn_from(self.swarm.asking, duty.stage, [holder])
+        return True
 
     def _is_overtaken(self, duty: _Duty, work: tuple[int, int], holder: NodeId) -> bool:
         """Whether the holder's state may replace the copy: not if it has less work, which would be lost."""

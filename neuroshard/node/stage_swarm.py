@@ -36,7 +36,9 @@ from neuroshard.membership.stage_coverage import (
 from neuroshard.membership.swarm_view import GlobalView, Member, Membership
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.model.architecture import plan_of
-from neuroshard.network import Network, ScoreReason
+from neuroshard.network import Network, PeerUnreachableError, ScoreReason
+from neuroshard.pipeline.chain_protocol import HAND
+from neuroshard.pipeline.chain_server import Neighbours
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClient, StageClientOptions
 from neuroshard.pipeline.stage_protocol import StageAddress, wire_precisions
 from neuroshard.pipeline.stage_requests import StageRequestHandler, StageRequestHandlers
@@ -118,6 +120,7 @@ class StageSwarm:
         self._options = options or StageClientOptions(*wire_precisions(parameters))
         self._networking = networking
         self._requests = DialledRequests(networking, membership)
+        self._waiting: dict[NodeId, set[anyio.CancelScope]] = {}  # requests without an answer yet, by peer
         self._shapes = [
             StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size) for layers in self.plan
         ]
@@ -200,6 +203,7 @@ class StageSwarm:
                 may_drive=self.is_member,
                 report=self._report,
                 sign=sign,
+                neighbours=Neighbours(self, self._is_at_work),
             )
         )
 
@@ -278,6 +282,12 @@ class StageSwarm:
         network = self._networking.current
         every = () if network is None else network.transport.connections()
         return sum(one.bytes_sent + one.bytes_received for one in every if one.peer == node_id)
+
+    def received_bytes(self, node_id: NodeId) -> int:
+        """Bytes received from a node over its present connections."""
+        network = self._networking.current
+        every = () if network is None else network.transport.connections()
+        return sum(one.bytes_received for one in every if one.peer == node_id)
 
     def coverage(self) -> StageCoverage:
         """Return the holders of all stages; this node counts as in its own last report."""
@@ -398,8 +408,36 @@ class StageSwarm:
     async def request(
         self, peer: NodeId, frame: Frame, *, reply: FrameLimits | None = None, timeout_seconds: float
     ) -> Frame:
-        """Send a request on the present network, dialling the peer first if needed. Raises like Transport.request."""
-        return await self._requests.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
+        """Send a request on the present network, dialling the peer first if needed. Raises like Transport.request.
+
+        `end_requests` ends it. Two stages of this node hand their tensors to each other without the network.
+        """
+        if peer == self.node_id and frame.kind == HAND:
+            return await self._endpoints.take(peer, frame)
+        waiting = self._waiting.setdefault(peer, set())
+        with anyio.CancelScope() as scope:
+            waiting.add(scope)
+            try:
+                return await self._requests.request(peer, frame, reply=reply, timeout_seconds=timeout_seconds)
+            finally:
+                waiting.remove(scope)
+                if not waiting:
+                    self._waiting.pop(peer, None)
+        raise PeerUnreachableError(f"Node {peer} no longer answers.")
+
+    def awaits(self, peer: NodeId) -> bool:
+        """Return whether a request to this node has no answer yet."""
+        return peer in self._waiting
+
+    def end_requests(self, peer: NodeId) -> None:
+        """End the requests to a node that it has not answered yet."""
+        for scope in self._waiting.get(peer, ()):
+            scope.cancel()
+
+    def _is_at_work(self, node_id: NodeId, layers: LayerRange) -> bool:
+        if node_id == self.node_id:
+            return any(self.plan[stage] == layers for stage in self._local)
+        return layers in self.plan and node_id in self._others_at_work(layers)
 
     def _others_at_work(self, layers: LayerRange) -> list[NodeId]:
         at_work = self._present().at_work

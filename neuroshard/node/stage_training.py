@@ -16,6 +16,7 @@ from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import Tokenizer
 from neuroshard.exchange.data_files import DataStore
 from neuroshard.host.computer import peak_megabytes, resident_megabytes
+from neuroshard.host.matmul_speed import PeakSpeed, peak_speed
 from neuroshard.host.resources import Device, ResourceSampler
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
@@ -28,6 +29,7 @@ from neuroshard.node.stage import StageHome, bring_up_stage, checkpoint_policy, 
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.node.training_records import RecordSaver, RotationLog
+from neuroshard.pipeline.compilation import Compilation, compilation_of
 from neuroshard.pipeline.control import Control, RequestedPause
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting, replica_choice
@@ -112,6 +114,7 @@ class RunningNode:
     rotations: RotationLog
     startup: StartupProgress
     samples: SampleTexts
+    peak: PeakSpeed | None = None  # of the device; None for a trainer, which computes nothing there
     keeper: RecordSaver | None = None  # only for a trainer, whose record is in no checkpoint
 
     @property
@@ -156,6 +159,7 @@ class StageTraining:
         self._startup = startup
         self._is_demo = is_demo
         self._has_begun = False  # whether stages were started before in this process
+        self._compilation: Compilation | None = None  # one for all stages; None until the device is known
         self.copies: StageCopies | None = None  # of stages with one other holder; None until the run is known
 
     @property
@@ -176,6 +180,7 @@ class StageTraining:
             control = Control(self._requested_pause)
             lives = await self._bring_up_all(ground, stages, control)
             self._publisher.warn(*note_stages(self._settings.data_dir, self._identity, run, stages))
+        peak = await ground.compute.run(partial(peak_speed, ground.device, lives[0].executor.precision.dtype))
         self._has_begun = True
         self._publisher.warn(*steps_behind(lives))
         for live in lives:
@@ -204,6 +209,7 @@ class StageTraining:
                 self._publisher,
                 sample_writer_of(trainer, is_whole=len(stages) == len(swarm.plan)),
             ),
+            peak=peak,
         )
 
     def has_checkpoint(self, ground: NodeContext, index: int) -> bool:
@@ -223,6 +229,7 @@ class StageTraining:
     async def _bring_up_all(self, ground: NodeContext, stages: StageRange, control: Control) -> list[StageReplica]:
         """Build or restore all stages. They compute in one precision, except those with a checkpoint in another."""
         lives = list[StageReplica]()
+        self._compilation = self._compilation or compilation_of(self._settings.compile, ground.device.torch_device())
         load = best_load(ground.run.parameters, stages, ground.room)
         for position, index in enumerate(stages):
             report_percent = partial(_report_percent, ground.swarm, position, len(stages))
@@ -275,6 +282,7 @@ class StageTraining:
                 work=work,
                 control=control,
                 precision=precision,
+                compilation=self._compilation,
             )
             if live.is_restored or not must_restore:
                 return live

@@ -45,8 +45,8 @@ class Relocating:
     has_state: Callable[[int], bool] = lambda _: False  # whether this disk has a stage's state
     may_go: Callable[[], bool] = lambda: True
 
-    async def wanted(self) -> StageRange:
-        """Wait until it is this node's turn to move; return the stages to move to."""
+    async def wanted(self) -> Move:
+        """Wait until it is this node's turn to move; return the move."""
         pending = PendingRelocation()
         while True:
             await sleep_to_tick(LOOK_SECONDS)
@@ -56,7 +56,7 @@ class Relocating:
             is_wanted = move is not None and self._fits(move.stages) and self.may_go()
             if move is not None and is_wanted and await self._can_begin(move) and await self._is_first(move, coverage):
                 _LOG.info("Moving to %s: %s.", move.stages.words, move.reason.value.replace("_", " "))
-                return move.stages
+                return move
 
     def _coverage(self) -> StageCoverage:
         """Coverage with the stages that this node really holds: its last report may list its destination instead."""
@@ -90,6 +90,14 @@ class Relocating:
             return True
         empty = set(self.swarm.coverage().empty)
         return not await unobtainable(self.swarm, empty.intersection(move.stages), self.has_state)
+
+
+@dataclass(frozen=True)
+class _Departure:
+    """The stages to start next, and whether open microbatches are given up because nobody can use or finish them."""
+
+    stages: StageRange
+    abandons_work: bool
 
 
 OTHER_LAYERS = "Saving its progress before it moves to the layers that the swarm needs now."
@@ -174,10 +182,11 @@ class TrainingLife:
         last_step = None if self.steps is None else trainer.record.progress.steps + self.steps
         elsewhere = list[StageRange]()
 
-        async def leave_for(wanted: Callable[[], Awaitable[StageRange]]) -> None:
-            elsewhere.append(await wanted())
-            node.ground.swarm.go_to(elsewhere[-1])  # before the final save, so that others count on it there
-            trainer.stop(OTHER_LAYERS, is_for_good=False)
+        async def leave_for(wanted: Callable[[], Awaitable[_Departure]]) -> None:
+            departure = await wanted()
+            elsewhere.append(departure.stages)
+            node.ground.swarm.go_to(departure.stages)  # before the final save, so that others count on it there
+            trainer.stop(OTHER_LAYERS, is_for_good=False, abandons_work=departure.abandons_work)
 
         companions: list[Companion] = [observer.run, node.samples.run]
         if node.stages is not None:
@@ -202,14 +211,16 @@ class TrainingLife:
             )
         return elsewhere[0] if elsewhere else None
 
-    async def _needed(self, node: RunningNode) -> StageRange:
-        """Wait until the swarm needs other stages more and this node is not paused; return those stages."""
+    async def _needed(self, node: RunningNode) -> _Departure:
+        """Wait until the swarm needs other stages more and this node is not paused."""
         ground, trainer = node.ground, node.trainer
         has_state = partial(self.training.has_checkpoint, ground)
         relocating = Relocating(
             ground.swarm, ground.windows, has_state=has_state, may_go=lambda: not trainer.is_pause_wanted
         )
-        return await relocating.wanted()
+        move = await relocating.wanted()
+        # no microbatch passes through an empty stage
+        return _Departure(move.stages, abandons_work=move.reason is MoveReason.EMPTY_STAGE)
 
     def _present(self) -> RunningNode:
         if self._node is None:
@@ -217,8 +228,8 @@ class TrainingLife:
         return self._node
 
 
-async def _followed(node: RunningNode) -> StageRange:
-    """Wait until other replicas continue from another state and this node is not paused; return its stages."""
+async def _followed(node: RunningNode) -> _Departure:
+    """Wait until other replicas continue from another state and this node is not paused."""
     stages = await node.must_follow()
     await node.trainer.until_no_pause_is_wanted()
-    return stages
+    return _Departure(stages, abandons_work=True)  # it belongs to a state that nobody continues

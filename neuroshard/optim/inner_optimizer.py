@@ -87,9 +87,8 @@ def muon_update(momentum: Tensor) -> Tensor:
 
 @runtime_checkable
 class Packed(Protocol):
-    """A module with a matrix that contains one or more logical matrices, one below the other."""
+    """A module whose parameter is a matrix with one or more logical matrices, one below the other."""
 
-    weight: nn.Parameter
     outputs: Rows
 
 

@@ -122,6 +122,15 @@ def nesterov_outer_step(state: OuterState, pseudo_gradient: Tensor, lr: float, m
     return replace(state, anchor=anchor, velocity=velocity, outer_step=state.outer_step + 1)
 
 
+def replica_mean(anchor: Tensor, velocity: Tensor, lead: float) -> Tensor:
+    """The mean of the replicas' weights, from (parts of) the state that an outer step with learning rate 1 made of it.
+
+    That step is a' = mean - m v', with `lead` m. While weights still move far and noisily, momentum carries the anchor
+    past the mean, and each replica's own weights are noisier: the mean is the best model that the replicas have.
+    """
+    return torch.add(anchor, velocity, alpha=lead)
+
+
 # The laws below use t, the inner steps per member that the line's certificates state. Weights move fast at first:
 # replicas that drift apart for long in that phase do not meet again, and momentum carries the anchor past its target.
 # `python -m benchmarks together` compares the laws with a fixed interval of 500 and momentum from the start.

@@ -110,6 +110,7 @@ class Control:
     def __init__(self, requested_pause: RequestedPause | None = None) -> None:
         """`requested_pause` is the pause of the previous trainer, which continues here."""
         self.is_stopping = False
+        self.abandons_work = False  # of the stop: microbatches that are open cannot end, so nobody waits for them
         self.saves = 0  # number of requests for checkpoints so far
         self.requested_pause = requested_pause or RequestedPause()  # takes effect when the loops have seen it
         self._changed = Signal()
@@ -141,9 +142,9 @@ class Control:
         self._changed.notify()
         return self.saves
 
-    def stop(self) -> None:
-        """End training for good: a stop cannot be withdrawn."""
-        self.is_stopping = True
+    def stop(self, *, abandons_work: bool = False) -> None:
+        """End training for good: a stop cannot be withdrawn. `abandons_work` ends it without the open microbatches."""
+        self.is_stopping, self.abandons_work = True, abandons_work
         self._changed.notify()
 
     def feed(self, signal: Signal) -> None:

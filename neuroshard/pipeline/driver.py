@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import Protocol
 
@@ -16,8 +17,10 @@ from torch import Tensor
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import PINNED_SEQUENCES
 from neuroshard.data.windows import Batch
+from neuroshard.pipeline.chain_call import ChainedCall, ChainEdges
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
+    LostGradientError,
     MicrobatchKey,
     RefusedTensorError,
     SpoiltMicrobatchError,
@@ -244,6 +247,8 @@ class DataWait:
 
 _LOG = logging.getLogger(__name__)
 
+# errors after which a microbatch is dropped for good
+DROPPED = (ClosedSessionError, LostGradientError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError)
 MICROBATCHES_OF_SESSION = 8
 SESSION_SECONDS = 30.0  # from a session's first microbatch to the last one that may begin in it
 CLOSE_SECONDS = 2.0  # time to notify the stages of the end of sessions when the driver ends
@@ -314,6 +319,7 @@ class DriverOptions:
     in_flight: int = 1  # microbatches in flight at the same time
     first_session: int = 1  # above all sessions of this node's earlier starts, which other nodes may remember as closed
     rounding: float = LARGEST_ROUNDING  # relative norm, between outputs of equal weights
+    edges: ChainEdges | None = None  # which stages hand their results to each other; None: every edge is a star
 
 
 @dataclass
@@ -381,9 +387,10 @@ class Driver:
                 batch = await self._next_batch()
                 key = self._next_key()
                 self._ledger.sent(key, batch.position)
-                call = self._calls[key] = MicrobatchCall(
-                    self._routing, key, batch.input_ids, batch.labels, rounding=self._options.rounding
-                )
+                rounding, edges = self._options.rounding, self._options.edges
+                called = MicrobatchCall if edges is None else partial(ChainedCall, edges)
+                call = called(self._routing, key, batch.input_ids, batch.labels, rounding=rounding)
+                self._calls[key] = call
             await self._drive(key, call)  # calls the first stage before another line can read a batch
             self._under_way[key.session].left -= 1
             for number, session in self._under_way.items():
@@ -442,7 +449,7 @@ class Driver:
         try:
             self._ledger.measured(key, await run.forward())  # noted before the backward passes, after which stages step
             await run.backward()
-        except (ClosedSessionError, SpoiltMicrobatchError, RefusedTensorError, UnwantedTensorError) as error:
+        except DROPPED as error:
             if isinstance(error, RefusedTensorError) and not run.has_left_first_stage:
                 raise  # no peer has changed the data: they are wrong, and the next ones would be wrong as well
             _LOG.warning("A microbatch was dropped: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,14 +20,17 @@ from torch import Tensor
 
 from neuroshard.errors import NotReadyError
 from neuroshard.model.backward import backward_from_gradient
-from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.model.transformer import Block, KeyValueCache, RunBlock, StageModel
 from neuroshard.optim.inner_optimizer import clipped_step
-from neuroshard.pipeline.microbatch import AcceleratorFullError
+from neuroshard.pipeline.compilation import Compilation
+from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.state.system_resources import yield_to_other_programs
 
 WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
+DOUBTFUL_FACTOR = 1.1  # measured gains within this factor of WORTHWHILE_GAIN may be on its other side
+MOST_ROUNDS = 4  # times the least number, while the gain is doubtful
 
 
 class Precision(StrEnum):
@@ -34,6 +38,11 @@ class Precision(StrEnum):
 
     FP32 = "fp32"
     BF16 = "bf16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the factors of matrix products."""
+        return torch.bfloat16 if self is Precision.BF16 else torch.float32
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,11 @@ class PrecisionProbe:
     def gain(self) -> float:
         """Factor by which bf16 is faster than fp32."""
         return self.fp32_seconds / self.bf16_seconds
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether another measurement could choose the other precision, as other programs slow some passes down."""
+        return WORTHWHILE_GAIN / DOUBTFUL_FACTOR <= self.gain <= WORTHWHILE_GAIN * DOUBTFUL_FACTOR
 
     @property
     def chosen(self) -> Precision:
@@ -70,37 +84,40 @@ def probe_precision(
 ) -> PrecisionProbe:
     """Time forward and backward passes in both precisions, alternately. Runs on the compute thread.
 
-    After one untimed pass in each precision, up to `rounds` timed passes follow, until `max_seconds` have passed. The
-    fastest pass counts. No gradients remain.
+    After one untimed pass in each precision, `rounds` timed passes follow, and more while the result is doubtful, until
+    `max_seconds` have passed. The fastest pass counts. No gradients remain.
     """
-    inputs, labels = _sample(model, sequences, device)
+    inputs, ids = _sample(model, sequences, device)
     started = clock()
-    fastest = {precision: _time_pass(model, inputs, labels, precision, clock) for precision in Precision}  # warm-up
-    for turn in range(rounds):
-        if clock() - started > max_seconds:
+    fastest = {precision: _time_pass(model, inputs, ids, precision, clock) for precision in Precision}  # warm-up
+    probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
+    for turn in range(MOST_ROUNDS * rounds):
+        if (turn >= rounds and not probe.is_doubtful) or clock() - started > max_seconds:
             break
         for precision in Precision:
-            seconds = _time_pass(model, inputs, labels, precision, clock)
+            seconds = _time_pass(model, inputs, ids, precision, clock)
             fastest[precision] = seconds if turn == 0 else min(fastest[precision], seconds)
-    return PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
+        probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
+    return probe
 
 
-def _sample(model: StageModel, sequences: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _sample(model: StageModel, sequences: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs of a stage and the ids of their tokens."""
     architecture = model.architecture
     shape = (sequences, architecture.sequence_length)
     ids = (torch.arange(shape[0] * shape[1], device=device) * 7919 % architecture.vocabulary_size).view(shape)
-    inputs = ids if model.is_first else torch.ones((*shape, architecture.hidden_size), device=device)
-    return inputs, ids if model.is_last else None
+    inputs = ids if model.is_first else torch.ones((*shape, architecture.wire_size), device=device)
+    return inputs, ids
 
 
 def _time_pass(
-    model: StageModel, inputs: Tensor, labels: Tensor | None, precision: Precision, clock: Callable[[], float]
+    model: StageModel, inputs: Tensor, ids: Tensor, precision: Precision, clock: Callable[[], float]
 ) -> float:
     _synchronise(inputs.device)
     started = clock()
     with autocast(inputs.device, precision):
-        output = model(inputs)
-        loss: Tensor = output.sum() if labels is None else model.loss_sum(output, labels)
+        output = model(inputs, ids=ids)
+        loss: Tensor = model.loss_sum(output, ids) if model.is_last else output.sum()
     torch.autograd.backward(loss)
     _synchronise(inputs.device)
     seconds = clock() - started
@@ -109,10 +126,9 @@ def _time_pass(
 
 
 def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    """Wait until an accelerator has finished its work. Raises errors of that work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -129,8 +145,9 @@ class OpenMicrobatch:
     """A microbatch between its forward and its backward pass."""
 
     inputs: Tensor  # a leaf that collects the activation gradient, or token ids in the first stage
-    output: Tensor  # activations (b, t, d)
+    output: Tensor  # activations (b, t, n), of d values or of a subspace's k
     keeps_graph: bool  # False: the backward pass computes the forward pass again
+    ids: Tensor | None = None  # of the tokens (b, t), for coefficients of a subspace
 
 
 @dataclass(frozen=True)
@@ -157,13 +174,16 @@ class StageExecutor:
         optimizer: torch.optim.AdamW,
         device: torch.device,
         precision: Precision = Precision.FP32,
+        compilation: Compilation | None = None,
     ) -> None:
+        """Without `compilation`, all passes are eager; stages of one node share it."""
         self.model = model
         self.optimizer = optimizer
         self.device = device  # compute device; while suspended, the tensors are on the CPU
         self.is_suspended = False
         self.is_dropped = False  # weights and moments have no memory and read as NaN
         self.precision = precision
+        self.compilation = compilation or Compilation()
         self._loss_sums: list[Tensor] = []
         self._steps = 0
 
@@ -175,15 +195,18 @@ class StageExecutor:
         written = sum(parameter._version for parameter in parameters)
         return self._steps, written, parameters[0].device
 
-    def forward(self, inputs: Tensor, *, keeps_graph: bool = True) -> OpenMicrobatch:
+    def forward(self, inputs: Tensor, *, keeps_graph: bool = True, ids: Tensor | None = None) -> OpenMicrobatch:
         """Token ids (b, t) or activations (b, t, d) -> activations (b, t, d), with what the backward pass needs.
+
+        Coefficients (b, t, k) of a subspace come with the ids (b, t) of their tokens and replace activations.
 
         With `keeps_graph=False`, only the inputs are kept. This needs far less memory and about a third more
         computation.
         """
         leaf = self._leaf(inputs)
+        run_block = self.compilation.run_block if keeps_graph else Block.__call__
         with torch.set_grad_enabled(keeps_graph):
-            return OpenMicrobatch(leaf, self._activations(leaf), keeps_graph)
+            return OpenMicrobatch(leaf, self._activations(leaf, ids, run_block), keeps_graph, ids)
 
     def backward(self, opened: OpenMicrobatch, gradient: Tensor) -> Tensor | None:
         """Accumulate parameter gradients. Returns the gradient of the inputs (b, t, d), or None in the first stage.
@@ -191,11 +214,11 @@ class StageExecutor:
         `gradient` is the gradient of the output. The microbatch cannot be used again. The weights must not have changed
         since its forward pass.
         """
-        output = opened.output if opened.keeps_graph else self._activations(opened.inputs)
+        output = opened.output if opened.keeps_graph else self._activations(opened.inputs, opened.ids)
         backward_from_gradient(output, gradient.to(self.device))
         return None if self.model.is_first else opened.inputs.grad
 
-    def loss(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    def loss(self, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Run both passes of the last stage. Returns the summed loss, a scalar, and the gradient of the inputs.
 
         The gradient is None if the stage is also the first one. In other stages, a loss that is not finite or not
@@ -203,27 +226,31 @@ class StageExecutor:
         """
         leaf = self._leaf(inputs)
         with autocast(self.device, self.precision):
-            loss_sum = self.model.loss_sum(self.model(leaf), labels.to(self.device))
+            loss_sum = self.model.loss_sum(
+                self.model(leaf, ids=ids, run_block=self.compilation.run_block), labels.to(self.device)
+            )
         if not (self.model.is_first or is_loss(loss_sum.item(), labels.numel())):
             return loss_sum.detach(), None
         self._loss_sums.append(loss_sum.detach())
         torch.autograd.backward(loss_sum)
         return loss_sum.detach(), None if self.model.is_first else leaf.grad
 
-    def forward_pass(self, shapes: StageShapes, inputs: Tensor, *, keeps_graph: bool) -> PassResult:
+    def forward_pass(
+        self, shapes: StageShapes, inputs: Tensor, *, keeps_graph: bool, ids: Tensor | None = None
+    ) -> PassResult:
         """Run a microbatch's forward pass. Raises RefusedTensorError for input values out of range."""
         began = time.perf_counter()
-        shapes.check_values(inputs)
-        opened = self.forward(inputs, keeps_graph=keeps_graph)
+        shapes.check_values(inputs, ids=ids)
+        opened = self.forward(inputs, keeps_graph=keeps_graph, ids=ids)
         output = opened.output.detach().cpu()
         is_spoilt = not is_within(output, LARGEST_VALUE)
         return PassResult(opened, output, is_spoilt=is_spoilt, seconds=time.perf_counter() - began)
 
-    def loss_pass(self, shapes: StageShapes, inputs: Tensor, labels: Tensor) -> PassResult:
+    def loss_pass(self, shapes: StageShapes, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> PassResult:
         """Run both passes of the last stage. Raises RefusedTensorError for inputs or labels out of range."""
         began = time.perf_counter()
-        shapes.check_values(inputs, labels)
-        loss_sum, gradient = self.loss(inputs, labels)
+        shapes.check_values(inputs, labels, ids)
+        loss_sum, gradient = self.loss(inputs, labels, ids)
         sent, is_spoilt = self._to_send(gradient)
         return PassResult(loss_sum=loss_sum, gradient=sent, is_spoilt=is_spoilt, seconds=time.perf_counter() - began)
 
@@ -238,10 +265,10 @@ class StageExecutor:
         return (None, False) if gradient is None else (gradient.cpu(), not is_within(gradient, LARGEST_VALUE))
 
     @torch.no_grad()
-    def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+    def infer(self, inputs: Tensor, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Forward pass without gradients: activations (b, t, d), or with labels each sequence's summed loss (b,)."""
         with autocast(self.device, self.precision):
-            output = self.model(inputs.to(self.device))
+            output = self.model(inputs.to(self.device), ids=ids)
             if labels is None:
                 return output
             labels = labels.to(self.device)
@@ -253,14 +280,16 @@ class StageExecutor:
         return KeyValueCache(self.model.architecture, self.model.layer_range, device=device)
 
     @torch.no_grad()
-    def read(self, inputs: Tensor, cache: KeyValueCache, *, every_position: bool = False) -> Tensor:
+    def read(
+        self, inputs: Tensor, cache: KeyValueCache, *, every_position: bool = False, ids: Tensor | None = None
+    ) -> Tensor:
         """Read the next tokens of one text, ids (1, t) or activations (1, t, d). The cache has the tokens before them.
 
         Returns activations (1, t, d), or in the last stage the logits (vocabulary,) of the next token, or with
         `every_position` those after each token (t, vocabulary). Computes in fp32: for one token at a time, casting the
         weights costs more than the products.
         """
-        output = self.model(inputs.to(next(self.model.parameters()).device), cache)
+        output = self.model(inputs.to(next(self.model.parameters()).device), cache, ids)
         if not self.model.is_last:
             return output
         return (
@@ -280,6 +309,8 @@ class StageExecutor:
             )
             self._steps += 1
         self.zero()
+        if self.compilation.is_waiting:
+            self.compilation.begin(self.model.first_block)
         return result
 
     def take_gradient(self, token_count: int) -> tuple[StepResult, Tensor | None]:
@@ -291,6 +322,8 @@ class StageExecutor:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
         gradient = torch.cat([part.detach().float().flatten().cpu() for part in parts]) if result.finite else None
         self.zero()
+        if self.compilation.is_waiting:
+            self.compilation.begin(self.model.first_block)
         return result, gradient
 
     def _measured(self, token_count: int) -> StepResult:
@@ -322,10 +355,8 @@ class StageExecutor:
 
     def _empty_cache(self) -> None:
         """Return the memory that holds no tensor to the device."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).empty_cache()
 
     def drop_tensors(self) -> None:
         """Free the memory of a suspended stage without gradients. Weights and moments then read as NaN.
@@ -363,9 +394,9 @@ class StageExecutor:
         inputs = inputs.to(self.device)
         return inputs if self.model.is_first else inputs.detach().requires_grad_()
 
-    def _activations(self, inputs: Tensor) -> Tensor:
+    def _activations(self, inputs: Tensor, ids: Tensor | None, run_block: RunBlock = Block.__call__) -> Tensor:
         with autocast(self.device, self.precision):
-            return self.model(inputs)
+            return self.model(inputs, ids=ids, run_block=run_block)
 
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
@@ -376,6 +407,15 @@ class StageExecutor:
 
 
 T = TypeVar("T")
+
+CPU = torch.device("cpu")
+# PyTorch has own types for a full accelerator and for a failed one, but its libraries and the drivers of Intel's and
+# Apple's GPUs report both as a plain RuntimeError. cuBLAS cannot be initialised when no memory is left.
+_FULL = re.compile(r"out of memory|OUT_OF_(DEVICE|HOST)_MEMORY|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
+_FAILED = re.compile(
+    r"device[ _](is |was )?(lost|removed|unavailable)|busy or unavailable|launch failure|STATUS_EXECUTION_FAILED",
+    re.IGNORECASE,
+)
 
 
 class Priority(Enum):
@@ -399,9 +439,22 @@ class ComputeThread:
     use until it ends.
     """
 
-    def __init__(self, cpu_threads: int | None = None, name: str = "neuroshard-compute") -> None:
-        """`cpu_threads` is the thread count of torch operations, which affects results bit by bit; None: torch's."""
+    def __init__(
+        self,
+        cpu_threads: int | None = None,
+        name: str = "neuroshard-compute",
+        *,
+        device: torch.device = CPU,
+        device_label: str = "The accelerator",
+    ) -> None:
+        """`cpu_threads` is the thread count of torch operations, which affects results bit by bit; None: torch's.
+
+        `device` is the one whose work counts as time of a job, and `device_label` its name in errors.
+        """
+        self.lost: AcceleratorLostError | None = None  # the accelerator failed, and fails for the rest of this process
         self._cpu_threads = cpu_threads
+        self._device = device
+        self._device_label = device_label
         self._waiting = {priority: deque[_Job]() for priority in Priority}
         self._closed = False
         self._changed = Condition()
@@ -438,7 +491,7 @@ class ComputeThread:
         """Run a job and wait for its value without blocking the event loop. Raises the job's exception.
 
         When the caller is cancelled, a waiting job is dropped and a running one is waited for. Raises
-        AcceleratorFullError if PyTorch finds no memory on the accelerator.
+        AcceleratorFullError if PyTorch finds no memory on the accelerator, and AcceleratorLostError if it has failed.
         """
         return await self.finish(self.submit(work, priority))
 
@@ -456,8 +509,21 @@ class ComputeThread:
                     await done.wait()
         try:
             return result.result()
-        except torch.OutOfMemoryError as error:
-            raise AcceleratorFullError from error
+        except RuntimeError as error:
+            found = self._accelerator_error(error)
+            if found is None:
+                raise
+            raise found from error
+
+    def _accelerator_error(self, error: RuntimeError) -> AcceleratorFullError | AcceleratorLostError | None:
+        """Error for the caller if PyTorch reports that the accelerator is full or has failed; None for other errors."""
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or _FULL.search(text):
+            return AcceleratorFullError()
+        if not (isinstance(error, torch.AcceleratorError) or _FAILED.search(text)):
+            return None
+        self.lost = AcceleratorLostError(self._device_label, text.strip().partition("\n")[0].rstrip("."))
+        return self.lost
 
     def close(self) -> None:
         """Accept no more jobs, finish the accepted ones and join the thread. A second call does nothing."""
@@ -505,24 +571,15 @@ class ComputeThread:
                     return None
                 self._changed.wait(rest if training else None)
 
-    @staticmethod
-    def _run_job(job: _Job, *, to_its_end: bool) -> None:
+    def _run_job(self, job: _Job, *, to_its_end: bool) -> None:
         """Run one job and store its result. `to_its_end` also waits for the work that it started on the accelerator."""
         if not job.result.set_running_or_notify_cancel():
             return
         try:
             value = job.work()
             if to_its_end:
-                _wait_for_accelerator()
+                _synchronise(self._device)
         except BaseException as error:  # noqa: BLE001 - not handled here: the future carries it to the caller
             job.result.set_exception(error)
         else:
             job.result.set_result(value)
-
-
-def _wait_for_accelerator() -> None:
-    """Wait until the accelerator has finished, so that the measured time is complete. Raises errors of that work."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    elif torch.backends.mps.is_available():
-        torch.mps.synchronize()

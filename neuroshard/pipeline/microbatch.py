@@ -43,11 +43,26 @@ class StagePausedError(StageBusyError):
     retry = Retry.ELSEWHERE
 
 
+class NotHandedYetError(StageBusyError):
+    """The neighbour has not handed the tensor of this pass over so far. Its stage may still be at work."""
+
+
 class AcceleratorFullError(StageBusyError):
     """The accelerator has no free memory: another program uses it, or the stage needs more than planned."""
 
     def __init__(self) -> None:
         super().__init__("The accelerator has no memory left.", "Close other programs that use it.")
+
+
+class AcceleratorLostError(StagePausedError):
+    """The accelerator no longer works: it is gone, or its driver refuses this process from now on."""
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(
+            f"{device} no longer works: {reason}.",
+            "Start NeuroShard again: training resumes from the last checkpoint. If this returns, restart the computer, "
+            "update the driver, or set the device to cpu.",
+        )
 
 
 class UnknownMicrobatchError(StageError):
@@ -74,6 +89,12 @@ class DisputedTensorError(StageError):
 
 class UnwantedTensorError(StageError):
     """Two replicas have refused a tensor, so the tensor is wrong and not the replicas."""
+
+    retry = Retry.NEVER
+
+
+class LostGradientError(StageError):
+    """The only node that had a gradient is gone. Another node's pass could count the microbatch twice."""
 
     retry = Retry.NEVER
 

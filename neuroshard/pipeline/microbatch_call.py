@@ -20,7 +20,15 @@ from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, R
 from neuroshard.pipeline.routing import BlameRule, Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, RequestTiming, StageClient
 from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, are_alike
-from neuroshard.status.pipeline import Bottleneck, HopTimes, MicrobatchTrace, PipelineFlow, StageLoad, Takeover
+from neuroshard.status.pipeline import (
+    Bottleneck,
+    HopTimes,
+    MicrobatchTrace,
+    PipelineFlow,
+    StageLoad,
+    StarEdge,
+    Takeover,
+)
 from neuroshard.types import NodeId
 
 T = TypeVar("T")
@@ -68,8 +76,8 @@ class MicrobatchCall:
             tuple[int, int], tuple[int, StageClient]
         ] = {}  # every stage client that got a request; the driver closes its session there
         self._routing = routing
-        self.labels = labels
-        self._inputs: list[Tensor] = [input_ids]  # inputs of each stage that was reached
+        self.ids, self.labels = input_ids, labels
+        self._inputs: dict[int, Tensor] = {0: input_ids}  # inputs that are at this node, by stage
         self._opened: list[StageClient | None] = [None] * stages  # the replica with the open forward pass, by stage
         self._first: list[StageClient | None] = [
             None
@@ -83,7 +91,7 @@ class MicrobatchCall:
     @property
     def has_left_first_stage(self) -> bool:
         """Whether the first stage has processed the data, so that a later stage works on its output."""
-        return len(self._inputs) > 1
+        return self._opened[0] is not None
 
     async def run(self) -> MicrobatchResult:
         """Run both passes. Raises StageError for a microbatch that can never succeed."""
@@ -99,7 +107,7 @@ class MicrobatchCall:
         last = self._routing.stage_count - 1
         try:
             for stage in range(last):
-                self._inputs.append(await self._at(stage, partial(self._forward, stage)))
+                self._inputs[stage + 1] = await self._at(stage, partial(self._forward, stage))
             loss_sum, self._gradient = await self._at(last, self._loss)
         except BaseException:
             self._leave_stages()
@@ -112,12 +120,11 @@ class MicrobatchCall:
         gradient, self._gradient = self._gradient, None
         try:
             for stage in reversed(range(self._routing.stage_count - 1)):
-                if gradient is None:
-                    raise ValueError("only the first stage of a run has no gradient to send back")
                 gradient = await self._at(stage, partial(self._backward, stage, gradient))
                 self._finished(stage)
-        finally:
+        except BaseException:
             self._leave_stages()
+            raise
 
     def _leave_stages(self) -> None:
         """Report to the routing that this microbatch no longer needs the stages that have not finished it."""
@@ -128,14 +135,16 @@ class MicrobatchCall:
         self._routing.finished(stage, *self._at_work.pop(stage))
 
     async def _forward(self, stage: int, hop: StageClient) -> Tensor:
-        output = await hop.forward(self.key, self._inputs[stage])
+        output = await hop.forward(self.key, self._inputs[stage], self.ids)
         self._note_opened(stage, hop, output)
         return output
 
     async def _loss(self, hop: StageClient) -> tuple[Tensor, Tensor | None]:
-        return await hop.loss(self.key, self._inputs[-1], self.labels)
+        return await hop.loss(self.key, self._inputs[self._routing.stage_count - 1], self.labels, self.ids)
 
-    async def _backward(self, stage: int, gradient: Tensor, hop: StageClient) -> Tensor | None:
+    async def _backward(self, stage: int, gradient: Tensor | None, hop: StageClient) -> Tensor | None:
+        if gradient is None:
+            raise ValueError("only the first stage of a run has no gradient to send back")
         if self._opened[stage] is not hop:  # a replacement, or a stage that lost it: it has no forward pass
             await self._forward(stage, hop)
         try:
@@ -156,10 +165,28 @@ class MicrobatchCall:
         if before is None:
             self._first[stage], self._roots[stage] = hop, hop.state_root
         elif before.node_id != hop.node_id or not torch.equal(output, self._inputs[stage + 1]):
-            root = self._roots[stage]
             is_alike = are_alike(output, self._inputs[stage + 1], self._rounding)
-            is_exact = bool(root) and hop.state_root == root and is_alike
-            self.replacements.append(Replacement(stage, before, hop, is_exact))
+            self._note_replacement(stage, before, hop, is_alike=is_alike)
+
+    def _note_replacement(self, stage: int, before: StageClient, hop: StageClient, *, is_alike: bool) -> None:
+        root = self._roots[stage]
+        is_exact = bool(root) and hop.state_root == root and is_alike
+        self.replacements.append(Replacement(stage, before, hop, is_exact))
+
+    async def _hop(self, stage: int) -> StageClient:
+        """Return the replica that does a stage's work for this microbatch; waits while there is none."""
+        hop = self.hops[stage]
+        if hop is None:
+            self.waits_for = stage
+            hop = self.hops[stage] = await self._routing.hop(stage)
+            self.waits_for = None
+            self.asked[stage, id(hop)] = (stage, hop)
+            self._at_work[stage] = hop, 0.0
+        return hop
+
+    async def _fetch(self, stage: int) -> None:
+        """Get the inputs of a stage that another node has. Every stage's inputs are here unless the call is chained."""
+        raise ValueError(f"the inputs of stage {stage + 1} are not here")
 
     async def _at(self, stage: int, work: Callable[[StageClient], Awaitable[T]]) -> T:
         """Return the answer of the first replica that completes this work. Raises StageError if no replica ever can."""
@@ -167,16 +194,12 @@ class MicrobatchCall:
         last = self.hops[stage]  # the replica that was asked last
         blame = BlameRule(self._routing, stage)
         while True:
-            hop = self.hops[stage]
-            if hop is None:
-                self.waits_for = stage
-                hop = self.hops[stage] = await self._routing.hop(stage)
-                self.waits_for = None
+            hop = await self._hop(stage)
+            if hop is not last:
                 self.failures += last is not None and last.node_id != hop.node_id
-                last = hop
-                self.asked[stage, id(hop)] = (stage, hop)
-                self._at_work[stage] = hop, 0.0
-                waits_until = anyio.current_time() + self._patience_seconds
+                last, waits_until = hop, anyio.current_time() + self._patience_seconds
+            if stage not in self._inputs and self._opened[stage] is not hop:
+                await self._fetch(stage)
             began = anyio.current_time()
             try:
                 answer = await work(hop)
@@ -202,8 +225,8 @@ async def measured_losses(routing: Routing, input_ids: Tensor, labels: Tensor) -
     *before, last = range(routing.stage_count)
     activations = input_ids
     for stage in before:
-        activations = await _answered(routing, stage, lambda hop, inputs=activations: hop.infer(inputs))
-    return await _answered(routing, last, lambda hop: hop.measure(activations, labels))
+        activations = await _answered(routing, stage, lambda hop, inputs=activations: hop.infer(inputs, input_ids))
+    return await _answered(routing, last, lambda hop: hop.measure(activations, labels, input_ids))
 
 
 async def _answered(routing: Routing, stage: int, ask: Callable[[StageClient], Awaitable[T]]) -> T:
@@ -236,6 +259,7 @@ def hop_times(node_id: NodeId, timings: Iterable[RequestTiming], key: Microbatch
         recompute_seconds=sum(timing.recompute_seconds for timing in known),
         bytes_sent=sum(timing.bytes_sent for timing in known),
         bytes_received=sum(timing.bytes_received for timing in known),
+        bytes_handed=sum(timing.bytes_handed for timing in known),
     )
 
 
@@ -315,6 +339,18 @@ def wire_bytes_per_token(traces: Sequence[MicrobatchTrace]) -> float | None:
     return moved / tokens if tokens else None
 
 
+def busiest_upload_per_token(traces: Sequence[MicrobatchTrace]) -> float | None:
+    """Bytes of tensors per token that the node with most of them uploads; None without tokens.
+
+    The driver uploads to the stages; each stage uploads to the driver and to its neighbours.
+    """
+    tokens, uploads = sum(trace.tokens for trace in traces), dict[NodeId | None, int]()
+    for hop in (hop for trace in traces for hop in trace.hops):
+        uploads[None] = uploads.get(None, 0) + hop.bytes_sent
+        uploads[hop.node_id] = uploads.get(hop.node_id, 0) + hop.bytes_received + hop.bytes_handed
+    return max(uploads.values()) / tokens if tokens else None
+
+
 def flow_of(traces: Sequence[MicrobatchTrace], window_seconds: float) -> PipelineFlow:
     """Statistics of the microbatches that ended within a window of `window_seconds`."""
     return PipelineFlow(
@@ -324,6 +360,7 @@ def flow_of(traces: Sequence[MicrobatchTrace], window_seconds: float) -> Pipelin
         bubble_share=bubble_share(traces, window_seconds),
         recompute_share=recompute_share(traces),
         wire_bytes_per_token=wire_bytes_per_token(traces),
+        busiest_upload_per_token=busiest_upload_per_token(traces),
         loads=stage_loads(traces),
         bottleneck=bottleneck_of(traces),
     )
@@ -358,8 +395,16 @@ class FlowCounts:
 class FlowRecord:
     """Records the start and end of microbatches. The statistics cover those that ended within the last minute."""
 
-    def __init__(self, stage_count: int, *, monotonic: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` returns seconds since the epoch."""
+    def __init__(
+        self,
+        stage_count: int,
+        *,
+        monotonic: Callable[[], float],
+        wall_clock: Callable[[], float],
+        star_edges: Callable[[], tuple[StarEdge, ...]] = lambda: (),
+    ) -> None:
+        """`wall_clock` returns seconds since the epoch, `star_edges` neighbours whose tensors this node passes on."""
+        self._star_edges = star_edges
         self._monotonic = monotonic
         self._wall_clock = wall_clock
         self._counts = FlowCounts()
@@ -403,7 +448,13 @@ class FlowRecord:
         for run in self._under_way:
             counts = counts.with_run(run)
         waited_for = {run.waits_for for run in self._under_way if run.waits_for is not None}
-        return replace(self._folded, recent=tuple(self._recent), unanswered=tuple(sorted(waited_for)), **vars(counts))
+        return replace(
+            self._folded,
+            recent=tuple(self._recent),
+            unanswered=tuple(sorted(waited_for)),
+            star_edges=self._star_edges(),
+            **vars(counts),
+        )
 
     def _traces(self, now: float) -> list[MicrobatchTrace]:
         oldest = now - WINDOW_SECONDS

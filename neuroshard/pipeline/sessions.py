@@ -55,6 +55,7 @@ class MicrobatchWork:
     keeps_graph: bool | None = None  # in its forward pass; None: both passes are one job
     opened: OpenMicrobatch | None = None  # between forward and backward pass
     output: Tensor | None = None  # activations as they were sent, on the CPU
+    ids: Tensor | None = None  # of the tokens, if the next stage needs them
     loss_sum: Tensor | None = None  # only in the last stage
     gradient: Tensor | None = None  # of the inputs as it was sent, on the CPU; None in the first stage
     done: bool = False  # its gradients are accumulated

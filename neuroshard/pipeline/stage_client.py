@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 import anyio
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from neuroshard.data.held_out_losses import LossCheck, Measured
 from neuroshard.errors import DataError, NeuroShardError
-from neuroshard.messages import Frame, WireError
+from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import (
     MessageTooLargeError,
     PeerRefusedError,
@@ -22,8 +23,28 @@ from neuroshard.network import (
     TransportClosedError,
 )
 from neuroshard.network.transport import Requester
-from neuroshard.pipeline.microbatch import DisputedTensorError, MicrobatchKey, RefusedTensorError, StageGoneError
+from neuroshard.pipeline.chain_protocol import (
+    OPERATIONS,
+    Given,
+    Neighbour,
+    Passed,
+    PassName,
+    PassQuestion,
+    Receipt,
+    question_frame,
+    read_passed,
+    receipt_limits,
+    refusal_of,
+)
+from neuroshard.pipeline.microbatch import (
+    DisputedTensorError,
+    MicrobatchKey,
+    RefusedTensorError,
+    StageError,
+    StageGoneError,
+)
 from neuroshard.pipeline.stage_protocol import (
+    INPUTS,
     Operation,
     StageAddress,
     StageAnswer,
@@ -62,6 +83,7 @@ class RequestTiming:
     recompute_seconds: float = 0.0  # part of `compute_seconds` for a repeated forward pass, as the stage reports it
     bytes_sent: int = 0  # tensors only
     bytes_received: int = 0
+    bytes_handed: int = 0  # tensors that the stage handed to its neighbour, as it reports
 
     @property
     def wire_seconds(self) -> float:
@@ -76,6 +98,8 @@ class RequestTiming:
 
 class StageClient(Protocol):
     """One stage, on this node or on a peer. The first stage takes token ids; the last one also takes labels.
+
+    `ids` (b, t) are those of the tokens. A client uses them where the run has a subspace.
 
     Every method raises StageError, whose class determines what may be tried next. Calls can be repeated safely.
     """
@@ -95,11 +119,13 @@ class StageClient(Protocol):
         """Timings of the last requests of microbatches, newest last."""
         ...
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Compute the activations (b, t, d) for the next stage."""
         ...
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Run forward and backward of the last stage in one call. Returns the summed loss and the inputs' gradient."""
         ...
 
@@ -107,15 +133,15 @@ class StageClient(Protocol):
         """Accumulate gradients. Returns the gradient of the inputs; None from the first stage."""
         ...
 
-    async def infer(self, inputs: Tensor) -> Tensor:
+    async def infer(self, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Compute the activations (b, t, d) for the next stage without keeping a microbatch."""
         ...
 
-    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+    async def measure(self, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> Measured:
         """Compute the last stage's loss of each sequence, summed over its tokens, without gradients."""
         ...
 
-    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(self, session: int, position: int, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Read the next tokens of a text; position 0 starts it again. Returns activations or, at the end, logits."""
         ...
 
@@ -137,29 +163,36 @@ class LocalStageClient:
         self.node_id = node_id
         self.timings: deque[RequestTiming] = deque(maxlen=REMEMBERED_TIMINGS)
         self._root = root
+        self._needs_ids = service.needs_ids
 
     @property
     def state_root(self) -> str:
         return self._root()
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        return await self._timed(Operation.FORWARD, key, self.service.forward(key, inputs))
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        return await self._timed(
+            Operation.FORWARD, key, self.service.forward(key, inputs, ids if self._needs_ids else None)
+        )
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        return await self._timed(Operation.LOSS, key, self.service.loss(key, inputs, labels))
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        return await self._timed(
+            Operation.LOSS, key, self.service.loss(key, inputs, labels, ids if self._needs_ids else None)
+        )
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         return await self._timed(Operation.BACKWARD, key, self.service.backward(key, gradient))
 
-    async def infer(self, inputs: Tensor) -> Tensor:
-        return await self.service.infer(inputs)
+    async def infer(self, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        return await self.service.infer(inputs, ids=ids if self._needs_ids else None)
 
-    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
-        return Measured(await self.service.infer(inputs, labels))
+    async def measure(self, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> Measured:
+        return Measured(await self.service.infer(inputs, labels, ids if self._needs_ids else None))
 
-    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(self, session: int, position: int, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Read this node's own text, also while the node is paused."""
-        return await self.service.texts.read(self.node_id, session, position, inputs)
+        return await self.service.texts.read(self.node_id, session, position, inputs, ids if self._needs_ids else None)
 
     async def forget(self, session: int) -> None:
         self.service.texts.forget(self.node_id, session)
@@ -240,12 +273,14 @@ class RemoteStageClient:
         self._moved = moved
         self._on_the_way = 0  # bytes of tensors in requests and of the largest answers to them
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
-        request = self._request(Operation.FORWARD, key, inputs=inputs)
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        request = self._request(Operation.FORWARD, key, inputs=inputs, ids=ids)
         return _present((await self._ask(request, output=self._like(inputs))).output)
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        request = self._request(Operation.LOSS, key, inputs=inputs, labels=labels)
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        request = self._request(Operation.LOSS, key, inputs=inputs, labels=labels, ids=ids)
         answer = await self._ask(request, gradient=self._gradient_like(inputs))
         return _present(None if answer.loss_sum is None else torch.tensor(answer.loss_sum)), answer.gradient
 
@@ -253,13 +288,53 @@ class RemoteStageClient:
         request = self._request(Operation.BACKWARD, key, gradient=gradient)
         return (await self._ask(request, gradient=self._gradient_like(gradient))).gradient
 
-    async def infer(self, inputs: Tensor) -> Tensor:
-        request = self._request(Operation.INFER, None, inputs=inputs)
+    @property
+    def neighbour(self) -> Neighbour:
+        """This stage as its neighbours in a chain name it."""
+        return Neighbour(self.node_id, self.stage.layers)
+
+    async def pass_on(
+        self,
+        name: PassName,
+        key: MicrobatchKey,
+        *,
+        before: Neighbour | None = None,
+        after: Neighbour | None = None,
+        given: Tensor | None = None,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Passed:
+        """Ask for one pass whose tensors come from and go to these neighbours, as PassQuestion describes.
+
+        `ids` are those of the microbatch's tokens; they are sent with `given` if the stage needs them. Without `given`
+        and without a neighbour that gives it, only a stage that has done the pass before can answer.
+        """
+        options, stage = self._options, self.stage
+        formats = options.precision.value, (options.gradient_precision or options.precision).value
+        address = stage.run_id, stage.layers, stage.version, key.session, key.microbatch
+        question = PassQuestion(*address, name, *formats, before, after)
+        began = anyio.current_time()
+        sent_ids = ids if self._shapes.needs_ids and question.given_name == INPUTS else None
+        sent = None if given is None else Given(given, sent_ids)
+        frame = await run_off_loop(lambda: question_frame(question, sent, labels), given)
+        handed = 0 if before is None and after is None else 2 * answer_limits(self._shapes).max_body_bytes
+        reply = await self._sent(frame, receipt_limits(self._shapes), handed=handed, refusal=refusal_of)
+        try:
+            passed = await run_off_loop(lambda: read_passed(reply, question, self._shapes, labels), *reply.tensors)
+        except RefusedTensorError as error:
+            raise self._unusable(error.message) from error
+        self.state_root = passed.receipt.root
+        self._report(self.node_id, ScoreReason.GOOD_ANSWER)
+        self.timings.append(_pass_timing(question, passed.receipt, anyio.current_time() - began, frame, reply))
+        return passed
+
+    async def infer(self, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        request = self._request(Operation.INFER, None, inputs=inputs, ids=ids)
         return _present((await self._ask(request, output=self._like(inputs))).output)
 
-    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+    async def measure(self, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> Measured:
         """Measure as StageClient does. Finite losses come with the peer's signature."""
-        request = self._request(Operation.INFER, None, inputs=inputs, labels=labels)
+        request = self._request(Operation.INFER, None, inputs=inputs, labels=labels, ids=ids)
         answer = await self._ask(request, losses=(len(labels),))
         summed = _present(answer.losses)
         if self._check is None or not bool(torch.isfinite(summed).all()):
@@ -269,8 +344,9 @@ class RemoteStageClient:
         except DataError as error:
             raise self._unusable(error.message, ScoreReason.BAD_SIGNATURE) from error
 
-    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
-        shapes, request = self._shapes, self._request(Operation.READ, self._place(session, position), inputs=inputs)
+    async def read(self, session: int, position: int, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
+        shapes, place = self._shapes, self._place(session, position)
+        request = self._request(Operation.READ, place, inputs=inputs, ids=ids)
         if shapes.is_last:
             return _present((await self._ask(request, logits=(shapes.vocabulary_size,))).logits)
         return _present((await self._ask(request, output=self._like(inputs))).output)
@@ -292,13 +368,15 @@ class RemoteStageClient:
         inputs: Tensor | None = None,
         labels: Tensor | None = None,
         gradient: Tensor | None = None,
+        ids: Tensor | None = None,
     ) -> StageRequest:
         session, microbatch = (0, 0) if key is None else (key.session, key.microbatch)
         # texts are short, and their tokens must equal those of the unsplit model
         options = self._options
         precision = WirePrecision.FP32 if operation is Operation.READ else options.precision
         precisions = precision, options.gradient_precision or options.precision
-        return StageRequest(operation, self.stage, session, microbatch, *precisions, inputs, labels, gradient)
+        ids = ids if self._shapes.needs_ids else None
+        return StageRequest(operation, self.stage, session, microbatch, *precisions, inputs, labels, gradient, ids)
 
     def _place(self, session: int, position: int) -> MicrobatchKey:
         return MicrobatchKey(self.node_id, session, position)
@@ -322,10 +400,10 @@ class RemoteStageClient:
         """Send a request and return its answer, which has exactly the tensors of the given shapes."""
         began = anyio.current_time()
         frame = await run_off_loop(lambda: request_frame(request), request.inputs, request.gradient)
-        reply = await self._sent(frame)
+        reply = await self._sent(frame, answer_limits(self._shapes))
 
         def checked() -> StageAnswer:
-            answer = read_answer(reply, request)
+            answer = read_answer(reply, request, self._shapes.hidden_size)
             _check_tensor(answer.output, output)
             _check_tensor(answer.gradient, gradient)
             _check_tensor(answer.logits, logits)
@@ -343,28 +421,38 @@ class RemoteStageClient:
             self.timings.append(_timing(request, answer, anyio.current_time() - began, frame, reply))
         return answer
 
-    async def _sent(self, frame: Frame) -> Frame:
+    async def _sent(
+        self,
+        frame: Frame,
+        limits: FrameLimits,
+        *,
+        handed: int = 0,
+        refusal: Callable[[Frame], StageError | None] = read_refusal,
+    ) -> Frame:
         """Send a frame and return the reply. Raises StageError for a refusal or a failed connection.
+
+        `handed` is the size of tensors that the peer exchanges with others before it replies, in bytes.
 
         A refused tensor becomes DisputedTensorError: another replica must confirm that the tensor is wrong.
         """
         try:
-            reply = await self._moving(frame)
-            refusal = read_refusal(reply)
-        except (PeerUnreachableError, PeerRefusedError, TransportClosedError, MessageTooLargeError) as error:
-            raise StageGoneError(error.message) from error
-        except (WireError, RefusedTensorError) as error:
-            raise self._unusable(error.message) from error
-        if isinstance(refusal, RefusedTensorError):
-            raise DisputedTensorError(f"Peer {self.node_id} refused: {refusal.message}")
-        if refusal is not None:
-            raise refusal
+            reply = await self._moving(frame, limits, handed)
+            error = refusal(reply)
+        except (PeerUnreachableError, PeerRefusedError, TransportClosedError, MessageTooLargeError) as failure:
+            raise StageGoneError(failure.message) from failure
+        except (WireError, RefusedTensorError) as failure:
+            raise self._unusable(failure.message) from failure
+        if isinstance(error, RefusedTensorError):
+            raise DisputedTensorError(f"Peer {self.node_id} refused: {error.message}")
+        if error is not None:
+            raise error
         return reply
 
-    async def _moving(self, frame: Frame) -> Frame:
+    async def _moving(self, frame: Frame, limits: FrameLimits, handed: int) -> Frame:
         """Return the reply. The timeout restarts while bytes move, up to the time that the slowest line needs."""
-        limits, options = answer_limits(self._shapes), self._options
-        size = _tensor_bytes(frame) + limits.max_body_bytes
+        options = self._options
+        silence = options.timeout_seconds + handed / options.slowest_bytes_per_second
+        size = _tensor_bytes(frame) + limits.max_body_bytes + handed
         self._on_the_way += size
         longest = options.timeout_seconds + self._on_the_way / options.slowest_bytes_per_second
         replies = list[Frame | NeuroShardError]()
@@ -377,21 +465,21 @@ class RemoteStageClient:
                 replies.append(error)
 
         try:
-            await first_of(ask, self._standstill)
+            await first_of(ask, partial(self._standstill, silence))
         finally:
             self._on_the_way -= size
         if not replies:
             self._report(self.node_id, ScoreReason.TIMEOUT)
-            raise StageGoneError(f"Nothing came from peer {self.node_id} for {options.timeout_seconds:g} s.")
+            raise StageGoneError(f"Nothing came from peer {self.node_id} for {silence:g} s.")
         if isinstance(replies[0], NeuroShardError):
             raise replies[0]
         return replies[0]
 
-    async def _standstill(self) -> None:
-        """Return when the connection has moved almost nothing for `timeout_seconds`."""
+    async def _standstill(self, seconds: float) -> None:
+        """Return when the connection has moved almost nothing for this time."""
         counts = deque([self._moved(self.node_id)], maxlen=LOOKS + 1)
         while True:
-            await anyio.sleep(self._options.timeout_seconds / LOOKS)
+            await anyio.sleep(seconds / LOOKS)
             counts.append(self._moved(self.node_id))
             if len(counts) > LOOKS and counts[-1] - counts[0] < LEAST_MOVED_BYTES:
                 return
@@ -449,6 +537,27 @@ def _timing(request: StageRequest, answer: StageAnswer, seconds: float, sent: Fr
         min(answer.recompute_seconds, at_work),
         _tensor_bytes(sent),
         _tensor_bytes(received),
+    )
+
+
+def _pass_timing(
+    question: PassQuestion, receipt: Receipt, seconds: float, sent: Frame, received: Frame
+) -> RequestTiming:
+    """Create the timing of a pass in a chain. The wait for a neighbour's tensor is not counted."""
+    own = max(0.0, seconds - receipt.arrival_seconds)
+    at_stage = min(max(0.0, receipt.seconds - receipt.arrival_seconds - receipt.hand_seconds), own)
+    at_work = min(receipt.compute_seconds, at_stage)
+    return RequestTiming(
+        OPERATIONS[question.name],
+        question.session,
+        question.microbatch,
+        own,
+        at_stage,
+        at_work,
+        min(receipt.recompute_seconds, at_work),
+        _tensor_bytes(sent),
+        _tensor_bytes(received),
+        receipt.bytes_handed,
     )
 
 

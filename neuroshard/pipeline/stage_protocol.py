@@ -26,6 +26,7 @@ from neuroshard.pipeline.activation_codes import (
 )
 from neuroshard.pipeline.microbatch import (
     ClosedSessionError,
+    NotHandedYetError,
     RefusedTensorError,
     SpoiltMicrobatchError,
     StageBusyError,
@@ -36,7 +37,7 @@ from neuroshard.pipeline.microbatch import (
     UnreadTextError,
 )
 from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING, LARGEST_ROUNDING_INT4, StageShapes
-from neuroshard.types import LayerRange, RunId
+from neuroshard.types import ID_BYTES, LayerRange, RunId
 
 _SCALES = "/scales"
 
@@ -100,17 +101,12 @@ def to_wire(name: str, activations: Tensor, precision: WirePrecision) -> tuple[T
     return (part_of(name, values), part_of(name + _SCALES, scales))
 
 
-def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision, size: int | None = None) -> Tensor:
-    """Decode activations (b, t, n) fp32 that `to_wire` encoded. Raises RefusedTensorError for parts that differ.
-
-    `size` is n. None: it follows from the parts, and is even in int4.
-    """
+def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecision, size: int) -> Tensor:
+    """Decode activations (b, t, size) fp32 that `to_wire` encoded. Raises RefusedTensorError for parts that differ."""
     part = parts.get(name)
     if part is None or len(part.spec.shape) != 3:
         raise RefusedTensorError(f"The tensor {name!r} is missing, or has not three dimensions.")
-    sequences, tokens, travelling = part.spec.shape
-    if size is None:
-        size = 2 * travelling if precision is WirePrecision.INT4 else travelling
+    sequences, tokens, _ = part.spec.shape
     found = tuple(parts[spec].spec for spec in (name, name + _SCALES) if spec in parts)
     if found != wire_specs(name, (sequences, tokens, size), precision):
         raise RefusedTensorError(f"The tensor {name!r} is not what {precision.value} activations are.")
@@ -125,7 +121,7 @@ def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecisi
 REFUSED = "stage/refused"
 MAX_HEADER_BYTES = 2048
 MAX_REASON_CHARACTERS = 300
-INPUTS, LABELS, GRADIENT = "inputs", "labels", "gradient"
+INPUTS, IDS, LABELS, GRADIENT = "inputs", "ids", "labels", "gradient"
 OUTPUT, LOSSES, LOGITS = "output", "losses", "logits"
 _REQUEST_FIELDS = {"run", "layers", "version", "session", "microbatch", "precision", "gradient_precision"}
 _ANSWER_FIELDS = {
@@ -175,6 +171,7 @@ class StageRequest:
     inputs: Tensor | None = None  # token ids (b, t) int64 or activations (b, t, d) fp32
     labels: Tensor | None = None  # (b, t) int64
     gradient: Tensor | None = None  # (b, t, d) fp32
+    ids: Tensor | None = None  # (b, t) int64, of the tokens of coefficients of a subspace
 
 
 @dataclass(frozen=True)
@@ -196,8 +193,8 @@ class StageAnswer:
 def request_limits(operation: Operation, shapes: StageShapes) -> FrameLimits:
     """Size limits of a request that a stage reads. Shapes are checked after decoding."""
     tokens = shapes.batch_size * shapes.sequence_length
-    activations, ids = wire_bytes(tokens, shapes.hidden_size), 4 * tokens
-    inputs = ids if shapes.is_first else activations
+    activations, ids = wire_bytes(tokens, shapes.hidden_size), ID_BYTES * tokens
+    inputs = ids if shapes.is_first else activations + ids * shapes.needs_ids
     text = inputs // shapes.batch_size
     body = {
         Operation.FORWARD: inputs,
@@ -234,16 +231,19 @@ def request_frame(request: StageRequest) -> Frame:
     parts: list[TensorPart] = []
     if request.inputs is not None:
         is_ids = request.inputs.dtype is torch.int64
-        parts += _ids_part(INPUTS, request.inputs) if is_ids else to_wire(INPUTS, request.inputs, request.precision)
-    if request.labels is not None:
-        parts += _ids_part(LABELS, request.labels)
+        parts += ids_part(INPUTS, request.inputs) if is_ids else to_wire(INPUTS, request.inputs, request.precision)
+    for name, ids in ((IDS, request.ids), (LABELS, request.labels)):
+        if ids is not None:
+            parts += ids_part(name, ids)
     if request.gradient is not None:
         parts += to_wire(GRADIENT, request.gradient, request.gradient_precision)
     return Frame(request.operation.value, header, tuple(parts))
 
 
-def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
+def read_request(frame: Frame, stage: StageAddress, size: int) -> StageRequest:
     """Decode a request to this stage. Inputs are token ids if the stage's layers start at 0.
+
+    `size` is the number of values per token.
 
     Raises RefusedTensorError for an invalid frame and StageGoneError for a request to another stage.
     """
@@ -252,11 +252,11 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
     if not _is_addressed(frame, stage):
         raise StageGoneError("This node does not hold these layers of this run with these parameters.")
     precision, of_gradient = (_precision(header[name]) for name in ("precision", "gradient_precision"))
-    parts = _parts(frame)
+    parts = parts_by_name(frame)
     is_first = stage.layers.start == 0
     inputs = None
     if INPUTS in parts:
-        inputs = _ids(INPUTS, parts) if is_first else from_wire(INPUTS, parts, precision)
+        inputs = read_ids(INPUTS, parts) if is_first else from_wire(INPUTS, parts, precision, size)
     return StageRequest(
         _operation(frame.kind),
         stage,
@@ -265,8 +265,9 @@ def read_request(frame: Frame, stage: StageAddress) -> StageRequest:
         precision,
         of_gradient,
         inputs,
-        _ids(LABELS, parts) if LABELS in parts else None,
-        from_wire(GRADIENT, parts, of_gradient) if GRADIENT in parts else None,
+        read_ids(LABELS, parts) if LABELS in parts else None,
+        from_wire(GRADIENT, parts, of_gradient, size) if GRADIENT in parts else None,
+        read_ids(IDS, parts) if IDS in parts else None,
     )
 
 
@@ -293,8 +294,11 @@ def answer_frame(request: StageRequest, answer: StageAnswer) -> Frame:
     return Frame(request.operation.value, header, tuple(parts))
 
 
-def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
-    """Decode an answer. Raises RefusedTensorError for a frame that cannot be the answer to this request."""
+def read_answer(frame: Frame, request: StageRequest, size: int) -> StageAnswer:
+    """Decode an answer. `size` is the number of values per token.
+
+    Raises RefusedTensorError for a frame that cannot be the answer to this request.
+    """
     header = frame.header
     _check_fields(header, _ANSWER_FIELDS)
     named = (frame.kind, header["session"], header["microbatch"])
@@ -304,12 +308,12 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
         claim = b64decode(_text(header, "claim"), validate=True)
     except ValueError:
         raise RefusedTensorError("The field 'claim' must be base64.") from None
-    parts = _parts(frame)
+    parts = parts_by_name(frame)
     loss_sum = header["loss_sum"]
     return StageAnswer(
-        from_wire(OUTPUT, parts, request.precision) if OUTPUT in parts else None,
+        from_wire(OUTPUT, parts, request.precision, size) if OUTPUT in parts else None,
         _vector(LOSSES, parts) if LOSSES in parts else None,
-        from_wire(GRADIENT, parts, request.gradient_precision) if GRADIENT in parts else None,
+        from_wire(GRADIENT, parts, request.gradient_precision, size) if GRADIENT in parts else None,
         _vector(LOGITS, parts) if LOGITS in parts else None,
         None if loss_sum is None else _real(loss_sum),
         _text(header, "root"),
@@ -322,12 +326,17 @@ def read_answer(frame: Frame, request: StageRequest) -> StageAnswer:
 
 def refusal_frame(error: StageError) -> Frame:
     """Encode a refusal. Its error name determines what the driver may do next."""
-    name = next((name for name, kind in _REFUSALS.items() if type(error) is kind), "busy")
-    return Frame(REFUSED, {"error": name, "reason": error.message[:MAX_REASON_CHARACTERS]})
+    return Frame(REFUSED, {"error": refusal_name(error), "reason": error.message[:MAX_REASON_CHARACTERS]})
 
 
-_REFUSALS: Mapping[str, type[StageError]] = {
+def refusal_name(error: StageError) -> str:
+    """Name of an error in a message."""
+    return next((name for name, kind in REFUSALS.items() if type(error) is kind), "busy")
+
+
+REFUSALS: Mapping[str, type[StageError]] = {
     "busy": StageBusyError,
+    "not_handed": NotHandedYetError,
     "paused": StagePausedError,
     "unknown": UnknownMicrobatchError,
     "gone": StageGoneError,
@@ -344,7 +353,7 @@ def read_refusal(frame: Frame) -> StageError | None:
         return None
     _check_fields(frame.header, {"error", "reason"})
     reason = _text(frame.header, "reason")
-    kind = _REFUSALS.get(_text(frame.header, "error"))
+    kind = REFUSALS.get(_text(frame.header, "error"))
     if kind is None or len(reason) > MAX_REASON_CHARACTERS:
         raise RefusedTensorError("The refusal of the stage cannot be read.")
     return kind(reason)
@@ -366,14 +375,16 @@ def _check_fields(header: Mapping[str, WireValue], fields: set[str]) -> None:
         raise RefusedTensorError(f"The header must have {', '.join(sorted(fields))}, and nothing else.")
 
 
-def _parts(frame: Frame) -> dict[str, TensorPart]:
+def parts_by_name(frame: Frame) -> dict[str, TensorPart]:
+    """Return the tensors of a frame by name. Raises RefusedTensorError if two have one name."""
     parts = {part.spec.name: part for part in frame.tensors}
     if len(parts) != len(frame.tensors):
         raise RefusedTensorError("Two tensors have one name.")
     return parts
 
 
-def _ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
+def ids_part(name: str, ids: Tensor) -> tuple[TensorPart, ...]:
+    """Encode token ids or labels (b, t) as a part of a frame. Raises RefusedTensorError beyond 32 bits."""
     travelling = ids.to(torch.int32)
     if not torch.equal(travelling, ids):
         raise RefusedTensorError(f"The token ids of {name!r} do not fit in 32 bits.")
@@ -387,7 +398,8 @@ def _vector(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
     return tensor_of(part)
 
 
-def _ids(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+def read_ids(name: str, parts: Mapping[str, TensorPart]) -> Tensor:
+    """Decode token ids or labels (b, t) int64. Raises RefusedTensorError for another type."""
     part = parts[name]
     if part.spec.dtype != "int32":
         raise RefusedTensorError(f"The tensor {name!r} must be int32.")

@@ -13,10 +13,11 @@ from torch import Tensor
 from neuroshard.data.held_out_losses import LossSigner
 from neuroshard.messages import Frame
 from neuroshard.network import ScoreReason, Transport
+from neuroshard.pipeline.chain_protocol import HAND, PASS, HandedTensor, PassQuestion
+from neuroshard.pipeline.chain_server import ChainRequestHandler, Neighbours, refused, serve_chain
 from neuroshard.pipeline.microbatch import (
     MicrobatchKey,
     RefusedTensorError,
-    SpoiltMicrobatchError,
     StageBusyError,
     StageError,
     StageGoneError,
@@ -35,7 +36,7 @@ from neuroshard.pipeline.stage_protocol import (
     run_off_loop,
 )
 from neuroshard.pipeline.stage_server import StageServer
-from neuroshard.pipeline.tensor_checks import StageShapes, is_loss
+from neuroshard.pipeline.tensor_checks import StageShapes, checked_loss
 from neuroshard.types import LayerRange, NodeId
 
 MAX_CONCURRENT = 16
@@ -54,8 +55,17 @@ class StageRequestHandler:
         may_drive: Callable[[NodeId], bool] = lambda _: True,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
         sign: LossSigner = lambda _labels, _summed: b"",
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """`root` returns the stage's present state root; `report` gets misbehaviour of peers; `sign` signs losses."""
+        """`root` returns the stage's present state root; `report` gets misbehaviour of peers; `sign` signs losses.
+
+        `neighbours` is the way to the stages before and after this one; None: this stage is in no chain.
+        """
+        self.chain = (
+            None
+            if neighbours is None
+            else ChainRequestHandler(service, stage, shapes, neighbours, root=root, may_drive=may_drive, report=report)
+        )
         self._service = service
         self._stage = stage
         self._shapes = shapes
@@ -72,12 +82,16 @@ class StageRequestHandler:
     def keep_only(self, nodes: Container[NodeId]) -> None:
         """Forget the texts and sessions of all nodes that are not in `nodes`."""
         self._service.keep_only(nodes)
+        if self.chain is not None:
+            self.chain.keep_only(nodes)
 
     def serve(self, transport: Transport) -> None:
         """Register the request handlers. Raises ValueError if the transport already has those of a stage."""
         for operation in Operation:
             limits = request_limits(operation, self._shapes)
             transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+        if self.chain is not None:
+            self.chain.serve(transport)
 
     async def answer(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer one request. Every StageError becomes a refusal frame."""
@@ -86,7 +100,9 @@ class StageRequestHandler:
         if not self._may_drive(sender):
             return refusal_frame(StageBusyError("This node works for members of its run only."))
         try:
-            request = await run_off_loop(lambda: read_request(frame, self._stage), *frame.tensors)
+            request = await run_off_loop(
+                lambda: read_request(frame, self._stage, self._shapes.hidden_size), *frame.tensors
+            )
             key = MicrobatchKey(sender, request.session, request.microbatch)
             before, _ = self._service.computed(key)
             found = await self._carry_out(key, request)
@@ -119,25 +135,31 @@ class StageRequestHandler:
         service = self._service
         match request.operation:
             case Operation.FORWARD:
-                return StageAnswer(output=await service.forward(key, _given(request.inputs)))
+                return StageAnswer(output=await service.forward(key, _given(request.inputs), request.ids))
             case Operation.LOSS:
                 labels = _given(request.labels)
-                loss_sum, gradient = await service.loss(key, _given(request.inputs), labels)
-                return StageAnswer(gradient=gradient, loss_sum=_loss(loss_sum, labels))
+                loss_sum, gradient = await service.loss(key, _given(request.inputs), labels, request.ids)
+                return StageAnswer(gradient=gradient, loss_sum=checked_loss(loss_sum, labels))
             case Operation.BACKWARD:
                 return StageAnswer(gradient=await service.backward(key, _given(request.gradient)))
             case Operation.INFER:
-                result = await service.infer(_given(request.inputs), request.labels)
+                result = await service.infer(_given(request.inputs), request.labels, request.ids)
                 return StageAnswer(output=result) if request.labels is None else StageAnswer(losses=result)
             case Operation.READ:
-                result = await service.read(key.driver, key.session, key.microbatch, _given(request.inputs))
+                place = key.driver, key.session, key.microbatch
+                result = await service.read(*place, _given(request.inputs), request.ids)
                 return StageAnswer(logits=result) if self._shapes.is_last else StageAnswer(output=result)
             case Operation.CLOSE | Operation.FORGET:
                 forget = service.close if request.operation is Operation.CLOSE else service.texts.forget
                 forget(key.driver, key.session)
+                if self.chain is not None and request.operation is Operation.CLOSE:
+                    self.chain.close(key.driver, key.session)
                 return StageAnswer()
             case _:
                 assert_never(request.operation)
+
+
+_NOT_HELD = StageGoneError("This node does not hold these layers now.")
 
 
 class StageRequestHandlers:
@@ -167,20 +189,27 @@ class StageRequestHandlers:
             every = [request_limits(operation, shapes) for shapes in self._shapes]
             limits = max(every, key=lambda one: one.max_body_bytes)
             transport.serve(operation.value, self.answer, limits, max_concurrent=MAX_CONCURRENT)
+        serve_chain(transport, self._shapes, self._answer_pass, self.take)
 
     async def answer(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer one request with the stage that it names; refuse it if this node does not hold that stage."""
         endpoint = next((one for one in self._held.values() if is_for_layers(frame, one.layers)), None)
         if endpoint is None:
-            return refusal_frame(StageGoneError("This node does not hold these layers now."))
+            return refusal_frame(_NOT_HELD)
         return await endpoint.answer(sender, frame)
 
+    async def _answer_pass(self, sender: NodeId, frame: Frame) -> Frame:
+        chain = self._chain(frame.read(PassQuestion).layers)
+        return refused(PASS, _NOT_HELD) if chain is None else await chain.answer(sender, frame)
 
-def _loss(loss_sum: Tensor, labels: Tensor) -> float:
-    loss = loss_sum.item()
-    if not is_loss(loss, labels.numel()):
-        raise SpoiltMicrobatchError("The loss of this microbatch is not a number.")
-    return loss
+    async def take(self, sender: NodeId, frame: Frame) -> Frame:
+        """Take a tensor that a neighbour hands to one of the stages."""
+        chain = self._chain(frame.read(HandedTensor).layers)
+        return refused(HAND, _NOT_HELD) if chain is None else await chain.take(sender, frame)
+
+    def _chain(self, layers: LayerRange) -> ChainRequestHandler | None:
+        endpoint = self._held.get(layers)
+        return None if endpoint is None else endpoint.chain
 
 
 def _given(tensor: Tensor | None) -> Tensor:

@@ -76,6 +76,7 @@ class DrainReason(StrEnum):
     ROUND = "round"
     PAUSE = "pause"
     END = "end"
+    ABANDON = "abandon"  # an end while another stage is empty, so that no microbatch can pass through all stages
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class ServiceLimits:
     wait_seconds: float = 10.0  # a new microbatch waits this long for the step to end, then it is refused
     waiting: int = 32  # more waiting microbatches are refused at once
     drain_seconds: float = 30.0  # time for open microbatches after the intake has closed; then they are given up
-    pause_seconds: float = 0.5  # the same before a pause: the owner gets the computer back at once
+    pause_seconds: float = 0.5  # the same before a pause or a hasty end: the owner or the swarm waits for this node
     leave_seconds: float = 10.0  # the same before the node ends; must leave time for a final checkpoint
     look_seconds: float = 15.0  # interval between checks for idle sessions
 
@@ -96,7 +97,7 @@ class ServiceLimits:
         match hold:
             case DrainReason.ROUND:
                 return self.drain_seconds
-            case DrainReason.PAUSE:
+            case DrainReason.PAUSE | DrainReason.ABANDON:
                 return self.pause_seconds
             case DrainReason.END:
                 return self.leave_seconds
@@ -161,8 +162,13 @@ class StageServer:
 
     @property
     def is_filled(self) -> bool:
-        """Whether collecting must end: the step is complete, the weights are spoilt, or memory has run out."""
-        return self.intake.is_full or self.is_spoilt or self.lacks_memory
+        """Whether collecting must end: the step is complete, the weights are spoilt, or the accelerator has failed."""
+        return self.intake.is_full or self.is_spoilt or self.lacks_memory or self.compute.lost is not None
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether inputs come with the ids of their tokens."""
+        return self._shapes.needs_ids
 
     @property
     def gradient_limit(self) -> GradientLimit:
@@ -173,6 +179,11 @@ class StageServer:
     def open_of_driver(self) -> int:
         """Number of microbatches that one driver may have open here. More of them would only wait."""
         return min(self._limits.sessions.open_of_driver, self._limits.sessions.open_microbatches)
+
+    @property
+    def most_open(self) -> int:
+        """Number of microbatches that all drivers together may have open here."""
+        return self._limits.sessions.open_microbatches
 
     @property
     def session_count(self) -> int:
@@ -194,33 +205,38 @@ class StageServer:
             self._let_go(self._table.expire(anyio.current_time()))
             self.texts.expire()
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, ids: Tensor | None = None) -> Tensor:
         """Compute the activations (b, t, d) for the next stage from token ids (b, t) or activations (b, t, d).
+
+        Coefficients (b, t, k) of a subspace come with the `ids` (b, t) of their tokens, here and below.
 
         Raises StageError: StageBusyError when there is no room in time, ClosedSessionError, RefusedTensorError, and
         SpoiltMicrobatchError for activations that are not finite.
         """
-        self._shapes.check_forward(inputs)
+        self._shapes.check_forward(inputs, ids)
         work = await self._work_of(key, inputs, opens=True)
         async with work.turn:
             if not self._is_repeated(work, is_answered=work.output is not None):
-                job = partial(
-                    self.executor.forward_pass, self._shapes, inputs, keeps_graph=work.keeps_graph is not False
-                )
+                if self._shapes.sends_ids:
+                    work.ids = inputs if self._shapes.is_first else ids
+                is_kept = work.keeps_graph is not False
+                job = partial(self.executor.forward_pass, self._shapes, inputs, keeps_graph=is_kept, ids=ids)
                 await self._run(work, job)
         return _present(work.output)
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Run both passes of the last stage in one job. Returns the summed loss and the inputs' gradient (b, t, d).
 
         The gradient is None if the stage is also the first one. Raises StageError as `forward` does, and
         SpoiltMicrobatchError for a gradient that is not finite.
         """
-        self._shapes.check_loss(inputs, labels)
+        self._shapes.check_loss(inputs, labels, ids)
         work = await self._work_of(key, inputs, opens=False)
         async with work.turn:
             if not self._is_repeated(work, is_answered=work.done):
-                await self._run(work, partial(self.executor.loss_pass, self._shapes, inputs, labels))
+                await self._run(work, partial(self.executor.loss_pass, self._shapes, inputs, labels, ids))
         return _present(work.loss_sum), work.gradient_to_send()
 
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
@@ -240,26 +256,50 @@ class StageServer:
                 await self._run(work, partial(self._backward_pass, work, gradient))
         return work.gradient_to_send()
 
-    async def infer(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+    async def remembered(self, key: MicrobatchKey, *, is_forward: bool) -> MicrobatchWork | None:
+        """Return a microbatch whose forward pass, or whose last pass, was done before; None if it was not done.
+
+        Waits while a pass runs. Raises ClosedSessionError, and UnknownMicrobatchError for one that was given up.
+        """
+        work = self._table.find(key, anyio.current_time())
+        if work is None:
+            return None
+        async with work.turn:
+            is_answered = work.output is not None if is_forward else work.done
+            return work if self._is_repeated(work, is_answered=is_answered) else None
+
+    def ids_to_send(self, key: MicrobatchKey) -> Tensor | None:
+        """The ids (b, t) of a microbatch's tokens, if the next stage needs them with its output."""
+        work = self._table.peek(key)
+        return None if work is None else work.ids
+
+    def is_open(self, key: MicrobatchKey) -> bool:
+        """Whether a microbatch waits for its backward pass here."""
+        work = self._table.peek(key)
+        return work is not None and work.output is not None and not work.done
+
+    async def infer(self, inputs: Tensor, labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Run a forward pass, also between steps: activations, or with labels the summed loss (b,) of each sequence.
 
         Raises RefusedTensorError, StagePausedError, and StageGoneError once the node ends.
         """
-        self._shapes.check_inputs(inputs)
+        self._shapes.check_inputs(inputs, ids)
         if labels is not None:
-            self._shapes.check_loss(inputs, labels)
+            self._shapes.check_loss(inputs, labels, ids)
         self._require_work()
 
         def work() -> Tensor:
-            self._shapes.check_values(inputs, labels)
-            return self.executor.infer(inputs, labels).cpu()
+            self._shapes.check_values(inputs, labels, ids)
+            return self.executor.infer(inputs, labels, ids).cpu()
 
         return await self.compute.run(work)
 
-    async def read(self, requester: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(
+        self, requester: NodeId, session: int, position: int, inputs: Tensor, ids: Tensor | None = None
+    ) -> Tensor:
         """Read a peer's text as StageTexts.read does. Raises StagePausedError and StageGoneError as `infer` does."""
         self._require_work()
-        return await self.texts.read(requester, session, position, inputs)
+        return await self.texts.read(requester, session, position, inputs, ids)
 
     def close(self, driver: NodeId, session: int) -> None:
         """Close a session for good: its open microbatches are given up and later requests of it are refused."""
@@ -309,7 +349,7 @@ class StageServer:
 
         `began` is now by default. With a pause or an end, further requests are sent to other replicas.
         """
-        self._is_leaving = self._is_leaving or hold is DrainReason.END
+        self._is_leaving = self._is_leaving or hold in {DrainReason.END, DrainReason.ABANDON}
         self.intake.close(reason, is_paused=hold is DrainReason.PAUSE)
         until = (anyio.current_time() if began is None else began) + self._limits.patience(hold)
         with anyio.CancelScope(deadline=until):
@@ -341,7 +381,7 @@ class StageServer:
         await self.compute.run(self.executor.suspend, Priority.SMALL)
 
     async def resume(self) -> None:
-        """Move the stage back to the accelerator. Raises AcceleratorFullError."""
+        """Move the stage back to the accelerator. Raises AcceleratorFullError and AcceleratorLostError."""
         await self.compute.run(self.executor.resume, Priority.SMALL)
         self.intake.close("The stage is not ready yet.")
 

@@ -63,8 +63,12 @@ class StageTexts:
         """Number of remembered texts."""
         return len(self._texts)
 
-    async def read(self, requester: NodeId, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(
+        self, requester: NodeId, session: int, position: int, inputs: Tensor, ids: Tensor | None = None
+    ) -> Tensor:
         """Read the next tokens: ids (1, t) or activations (1, t, d). `position` is that of the first one in the text.
+
+        Coefficients (1, t, k) come with the `ids` (1, t) of their tokens.
 
         Position 0 starts the text again. Returns activations (1, t, d), or in the last stage the logits (vocabulary,)
         of the next token. Between two jobs of texts, a waiting microbatch is processed.
@@ -72,9 +76,9 @@ class StageTexts:
         Raises StageError: UnreadTextError if the tokens before these were not read with the present weights,
         StageBusyError without room, RefusedTensorError, SpoiltMicrobatchError.
         """
-        self._shapes.check_text(inputs)
+        self._shapes.check_text(inputs, ids)
         text = self.text(requester, session)
-        output = await self._compute.run(lambda: self.advance(text, position, inputs).cpu(), Priority.TEXT)
+        output = await self._compute.run(lambda: self.advance(text, position, inputs, ids=ids).cpu(), Priority.TEXT)
         text.last_used = self._clock()
         return output
 
@@ -89,19 +93,23 @@ class StageTexts:
         text.last_used = now
         return text
 
-    def advance(self, text: Text, position: int, inputs: Tensor, *, every_position: bool = False) -> Tensor:
+    def advance(
+        self, text: Text, position: int, inputs: Tensor, *, every_position: bool = False, ids: Tensor | None = None
+    ) -> Tensor:
         """Read tokens on the compute thread as `read` does. The result stays on the device.
 
-        With `every_position` the last stage returns the logits (t, vocabulary) of all tokens that it reads.
+        With `every_position` the last stage returns the logits (t, vocabulary) of all tokens that it reads. The `ids`
+        (1, t) are used where the inputs are coefficients.
         """
-        self._shapes.check_values(inputs)
+        ids = ids if self._shapes.needs_ids else None
+        self._shapes.check_values(inputs, ids=ids)
         weights = self._executor.weights
         if position == 0:
             text.cache, text.weights = self._executor.empty_cache(), weights
         cache, text.cache = text.cache, None  # if reading fails half-way, the text stays unread
         if cache is None or cache.position != position or text.weights != weights:
             raise UnreadTextError("The weights have changed or the text is not known: read it from its beginning.")
-        output = self._executor.read(inputs, cache, every_position=every_position)
+        output = self._executor.read(inputs, cache, every_position=every_position, ids=ids)
         if not bool(torch.isfinite(output).all()):
             raise SpoiltMicrobatchError("The activations of this text contain values that are not numbers.")
         text.cache = cache

@@ -377,7 +377,7 @@ class RelocationTiming:
     Settle time and half a turn must be well above the time that a report travels.
     """
 
-    settle_seconds: float = 5.0  # an empty stage stays empty for this time before any node moves
+    settle_seconds: float = 4.0  # an empty stage stays empty for this time before any node moves
     more_seconds: float = 45.0  # the same before a node adds it to its own stages: other nodes may be starting
     calm_seconds: float = 60.0  # the same for moves that can wait
     turn_seconds: float = 20.0  # a node begins in the first half of its turn; after the turn come the next nodes

@@ -26,17 +26,22 @@ OTHER_NAMES: Mapping[str, str] = {
 }
 _SWITCHES: Mapping[str, tuple[str, str]] = {"qk_norm": ("none", "head"), "depth_init": ("fan_in", "depth")}
 _DERIVING = ("ffn_dim_multiplier", "multiple_of")  # these give the feed-forward size
+_COMPRESSING = ("use_compression", "compression_rate")  # these give the rank of the subspace
 ARCHITECTURE_NAMES = frozenset(
-    {"config", "depth", *_DERIVING, *OTHER_NAMES, *(item.name for item in fields(Architecture))}
+    {"config", "depth", *_DERIVING, *_COMPRESSING, *OTHER_NAMES, *(item.name for item in fields(Architecture))}
 )
 MAX_MULTIPLIER = 1_000
 MAX_MULTIPLE = 2**20
+WIDE = 4096  # the default rate of compression is 100 from this width on; at smaller ones nothing would be left
+RATE, RATE_OF_WIDE = 8, 100
+MOST_FREE_BLOCKS = 2  # by default
 
 
-def read_architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
+def read_architecture(value: JsonValue, vocabulary_size: int, last_stage: int = MOST_FREE_BLOCKS) -> Architecture:
     """Read an architecture: the model family's sizes for a depth, replaced by sizes that are given by name.
 
-    Raises UsageError that names the entry.
+    `last_stage` is its number of layers; a subspace leaves up to two of them free by default. Raises UsageError that
+    names the entry.
     """
     if not isinstance(value, Mapping):
         raise UsageError("architecture must be a table.", ARCHITECTURE_EXAMPLE)
@@ -53,7 +58,7 @@ def read_architecture(value: JsonValue, vocabulary_size: int) -> Architecture:
             if isinstance(depth, bool) or not isinstance(depth, int):
                 raise UsageError(f"architecture.depth must be a whole number, not {depth!r:.40}.", ARCHITECTURE_EXAMPLE)
             defaults = asdict(architecture_for(depth, vocabulary_size, SEQUENCE_LENGTH))
-        return architecture_from_json(_with_feed_forward({**defaults, **given}, given))
+        return architecture_from_json(_with_rank(_with_feed_forward({**defaults, **given}, given), given, last_stage))
     except (ValueError, RunParametersError) as error:
         raise UsageError(f"architecture cannot be used: {error}", ARCHITECTURE_EXAMPLE) from None
 
@@ -75,6 +80,9 @@ def _with_config(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
     shipped = with_our_names(table)
     if "feed_forward_size" in given:
         shipped = {name: value for name, value in shipped.items() if name not in _DERIVING}
+    if "subspace_rank" in given:
+        replaced = (*_COMPRESSING, "free_blocks") if given["subspace_rank"] == 0 else _COMPRESSING
+        shipped = {name: value for name, value in shipped.items() if name not in replaced}
     return {**shipped, **{name: value for name, value in given.items() if name != "config"}}
 
 
@@ -113,3 +121,23 @@ def _with_feed_forward(sizes: dict[str, JsonValue], given: Mapping[str, JsonValu
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width < 2**31:
         raise ValueError("ffn_dim_multiplier and multiple_of need hidden_size, a whole number")
     return {**sizes, "feed_forward_size": -(-int(x * (8 * width // 3)) // q) * q}
+
+
+def _with_rank(sizes: dict[str, JsonValue], given: Mapping[str, JsonValue], last_stage: int) -> dict[str, JsonValue]:
+    """Replace use_compression and compression_rate r by the rank floor(hidden_size / r), and add the free blocks."""
+    used, rate = sizes.pop("use_compression", None), sizes.pop("compression_rate", None)
+    rank, width = given.get("subspace_rank"), sizes.get("hidden_size")
+    if used is not None and not isinstance(used, bool):
+        raise ValueError(f"use_compression must be true or false, not {used!r:.40}")
+    if used is False:
+        return {**sizes, "subspace_rank": 0, "free_blocks": 0}
+    if rate is not None and rank is not None:
+        raise ValueError("compression_rate and subspace_rank both give the rank; name one of them")
+    if rank is None and (used or rate is not None) and isinstance(width, int):  # a wrong width is reported later
+        rate = (RATE_OF_WIDE if width >= WIDE else RATE) if rate is None else rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 2 <= rate <= width:
+            raise ValueError(f"compression_rate must be a number of at least 2, at most hidden_size, not {rate!r:.40}")
+        rank = int(width // rate)
+    if rank is None or rank == 0:
+        return sizes
+    return {**sizes, "free_blocks": given.get("free_blocks", min(MOST_FREE_BLOCKS, last_stage)), "subspace_rank": rank}

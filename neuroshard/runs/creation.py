@@ -61,7 +61,8 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
             seconds=seconds,
         )
 
-    signed = SignedRunParameters.sign(owner.wallet, new_parameters(config, anyio.run(opened, backend="trio")))
+    parameters = new_parameters(config, anyio.run(opened, backend="trio"))
+    signed = SignedRunParameters.sign(owner.wallet, parameters)
     return JoinedRuns(owner.data_dir).keep(RunOffer.of_new_run(signed))
 
 

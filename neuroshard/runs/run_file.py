@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from math import ceil
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ from neuroshard.identity import (
     run_parameters_from_json,
     run_parameters_to_json,
 )
+from neuroshard.model.architecture import plan_of
 from neuroshard.model.model_class import export_objection
+from neuroshard.model.subspace_basis import basis_sha256, subspace_basis
 from neuroshard.optim.schedule import scaled_learning_rate
 from neuroshard.runs.architecture_table import (
     ARCHITECTURE_EXAMPLE,
@@ -32,7 +35,7 @@ from neuroshard.runs.architecture_table import (
 )
 from neuroshard.runs.proposal import STAGED_MICROBATCHES, Proposal, run_parameters
 from neuroshard.runs.stage_layers import CUT_NAMES, PARTS, with_stage_layers
-from neuroshard.types import JsonValue
+from neuroshard.types import ID_BYTES, Architecture, JsonValue
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,14 @@ NAMES: Mapping[str, str] = {
     "seeds": "seeds",
     "wire_precision": "wire_precision",
     "wire_precision_gradients": "wire_precision_gradients",
+    "data_plane": "data_plane",
     "routing": "routing",
+    "subspace_sha256": "subspace_sha256",
+    "subspace_cache_mb": "subspace_cache_mb",
 }
 # These are checked together, because the allowed values of each depend on the others.
 SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
-TOGETHER = (SCHEME, CUT_NAMES)
+TOGETHER = (SCHEME, CUT_NAMES, frozenset({"architecture", "subspace_sha256"}))
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": ARCHITECTURE_NAMES,
     "genesis": frozenset(item.name for item in fields(GenesisPins)),
@@ -192,7 +198,9 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
         pins = replace(pins, next_merge_id=min(pins.next_merge_id, architecture.vocabulary_size))
     optimizer = "muon" if config.get("inner_optimizer") == "muon" else "adamw"  # apply_config reports any other value
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size, optimizer))
-    base = run_parameters(Proposal(architecture, BATCH_SIZE, inner), pins, name="run")
+    # The subspace comes with the table `architecture`, after the stages, without which it is refused.
+    whole = replace(architecture, subspace_rank=0, free_blocks=0)
+    base = run_parameters(Proposal(whole, BATCH_SIZE, inner), pins, name="run")
     derived: dict[str, JsonValue] = {}
     batch, is_staged = config.get("batch_size", BATCH_SIZE), config.get("num_stages", 1) != 1
     if isinstance(batch, int):  # apply_config reports any other type
@@ -201,7 +209,20 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
         derived["wire_precision"] = "int8"
     if config.get("admission") == "strangers":
         derived |= OF_STRANGERS
-    return apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
+    made = apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
+    return made if made.architecture.subspace_rank == 0 else _with_basis(made)
+
+
+def _with_basis(parameters: RunParameters) -> RunParameters:
+    """Add the digest of the basis of the subspace. Raises UsageError if the file names another one."""
+    shape = parameters.architecture
+    found = basis_sha256(subspace_basis(shape.hidden_size, shape.subspace_rank, parameters.initial_weights_seed))
+    if parameters.subspace_sha256 not in {"", found}:
+        raise UsageError(
+            f"subspace_sha256 = {parameters.subspace_sha256[:16]}.. is not the digest of this run's basis, {found}.",
+            "Leave the name out, or use the initial_weights_seed that belongs to the digest.",
+        )
+    return replace(parameters, subspace_sha256=found)
 
 
 def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
@@ -216,7 +237,8 @@ def apply_config(parameters: RunParameters, config: RunConfig) -> RunParameters:
         written = copy.deepcopy(cast("dict[str, Any]", run_parameters_to_json(parameters)))
         for key, value in entries.items():
             if key == "architecture":
-                written["architecture"] = asdict(read_architecture(value, parameters.genesis.next_merge_id))
+                last_stage = len(plan_of(parameters)[-1])
+                written["architecture"] = asdict(read_architecture(value, parameters.genesis.next_merge_id, last_stage))
             else:
                 *outer, name = NAMES.get(key, key).split(".")
                 target = written[outer[0]] if outer else written
@@ -229,8 +251,28 @@ def model_warnings(config: RunConfig) -> tuple[str, ...]:
     """Warnings about the model of a new run. Raises UsageError with the entry that cannot be used."""
     if "architecture" not in config:
         return ()
-    objection = export_objection(read_architecture(config["architecture"], FIRST_MERGE_ID))
-    return () if objection is None else (objection,)
+    shape = read_architecture(config["architecture"], FIRST_MERGE_ID)
+    warnings = [objection] if (objection := export_objection(shape)) is not None else []
+    return (*warnings, _subspace_warning(shape)) if shape.subspace_rank else tuple(warnings)
+
+
+_BLOCK = 64  # values that share a scale on the wire
+HOME_UPLOAD_MBIT = 20  # per second, of a usual line at home
+
+
+def _subspace_warning(shape: Architecture) -> str:
+    """Compare the bytes of the subspace with those of the plain model in int8 and in int4."""
+    rank, width = shape.subspace_rank, shape.hidden_size
+    compressed = rank + 4 * ceil(rank / _BLOCK) + ID_BYTES
+    int8, int4 = width + 4 * ceil(width / _BLOCK), ceil(width / 2) + 2 * ceil(width / _BLOCK)
+    # a stage in the middle sends activations to the next stage and gradients, which have no ids, to the one before
+    seconds = [each * 8 / HOME_UPLOAD_MBIT for each in (2 * compressed - ID_BYTES, 2 * int8, 2 * int4)]
+    return (
+        f"subspace_rank = {rank} sends {compressed:,} bytes per token in int8 instead of {int8:,}, and of {int4:,} in "
+        f"int4 without it. Over {HOME_UPLOAD_MBIT} Mbit/s up, a million tokens take {seconds[0]:,.0f} s instead of "
+        f"{seconds[1]:,.0f} s, and of {seconds[2]:,.0f} s in int4. It learns more slowly: the reference with width "
+        "1,024 and rank 160 needed 3.1 times the tokens for the same loss. Use it only on lines where int4 is too slow."
+    )
 
 
 LONG_FIXED_INTERVAL = 100  # inner steps

@@ -62,6 +62,7 @@ def _planned(parameters: RunParameters, layers: LayerRange) -> PlannedStage:
         codec=outer.codec,
         averages_gradients=outer.strategy == "averaging",
         optimizer=parameters.inner.optimizer,
+        subspace_cache_mb=parameters.subspace_cache_mb,
     )
     megabytes = least_limit_mb(need.host_bytes)
     tier = -(-megabytes // TIER_MB) * TIER_MB

@@ -59,6 +59,7 @@ class CheckpointMeta:
     held_out: tuple[HeldOutPoint, ...] = ()
     history: tuple[LossPoint, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON values the trainer adds (read as lists)
+    subspace_seed: int | None = None  # from which the basis and the frozen rows follow; None without a subspace
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,10 @@ class CheckpointManifest:
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Encode as JSON with its own digest: equal manifests give equal bytes. Raises ValueError beyond MAX_META_BYTES."""
-    # Without the options that the model does not use, so that checkpoints of plain models keep their bytes.
+    # Without the options and the seed that a plain model does not use, so that its checkpoints keep their bytes.
     meta = asdict(_finite(manifest.meta)) | {"architecture": architecture_to_json(manifest.meta.architecture)}
+    if manifest.meta.subspace_seed is None:
+        del meta["subspace_seed"]
     content = {"meta": meta, "tensors": asdict(manifest.tensors)}
     document = {"format_version": FORMAT_VERSION, "content": content, "sha256": _digest(content)}
     encoded = json.dumps(document, indent=1, sort_keys=True, allow_nan=False, default=structs.asdict).encode()

@@ -2,7 +2,8 @@
 
 `--format torch` writes the keys of the classic NeuroShard file, readable with weights_only=True. `--format hf` writes a
 Hugging Face folder: the bytes go from file to file, a few megabytes at a time, because the two layouts differ only in
-names. The class is Llama, Qwen3 or OLMo 2, by the options of the model. `--format gguf` writes one file for llama.cpp:
+names. Matrices with factors of a subspace are multiplied out. The class is Llama, Qwen3 or OLMo 2, by the options of
+the model. `--format gguf` writes one file for llama.cpp:
 rows of Llama's queries and keys change places, because llama.cpp rotates neighbouring pairs of Llama by RoPE where
 Hugging Face's layout rotates the halves of a head. Scales that the run does not train are written as ones."""
 
@@ -16,7 +17,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -44,13 +44,17 @@ from neuroshard.data.tokenizer.table import (
     TokenizerTable,
 )
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
-from neuroshard.model.llama_layout import LlamaPart, generation_config, llama_config, llama_parts, unit_scales
+from neuroshard.model.llama_layout import generation_config, llama_config, llama_parts, unit_scales
 from neuroshard.model.model_class import class_of, export_objection
+from neuroshard.model.subspace import Subspace, is_factor, matrix_of
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
+from neuroshard.optim.outer import replica_mean
 from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage
 from neuroshard.state.checkpoint_manifest import unreadable
 from neuroshard.state.model_card import CARD_NAME, model_card, modelfile
+from neuroshard.state.outer_state import lead_from_json
+from neuroshard.state.stage_tensors import ANCHOR, VELOCITY
 from neuroshard.state.tensor_file import (
     CHUNK_BYTES,
     StoredTensor,
@@ -92,14 +96,16 @@ def export_torch(stages: Sequence[SavedStage], path: Path) -> None:
 def classic_content(parts: Sequence[tuple[CheckpointMeta, Mapping[str, Tensor]]]) -> dict[str, object]:
     """Return the classic keys: `layers` has {layer id: {name: tensor}}, `outside_layers` all other tensors.
 
-    With several stages, each count is the smallest of all stages, and `stages` has each stage's own.
+    With several stages, each count is the smallest of all stages, and `stages` has each stage's own. With a subspace,
+    `layers` and `outside_layers` have whole matrices, `optimizer` and `diloco` the factors that are trained.
     """
     metas = [meta for meta, _ in parts]
+    subspace = _subspace_of(metas[0])
     layers: dict[int, dict[str, Tensor]] = {}
     outside: dict[str, Tensor] = {}
     optimizer: dict[str, dict[str, Tensor]] = {}
     for _, tensors in parts:
-        for name, tensor in _under("model/", tensors).items():
+        for name, tensor in (_ordinary(*item, subspace) for item in _under("model/", tensors).items()):
             if match := _LAYER.fullmatch(name):
                 layers.setdefault(int(match[1]), {})[match[2]] = tensor
             else:
@@ -121,6 +127,23 @@ def classic_content(parts: Sequence[tuple[CheckpointMeta, Mapping[str, Tensor]]]
         "timestamp": min(meta.time for meta in metas),
         "stages": [_summary(meta) for meta in metas],
     }
+
+
+def _subspace_of(meta: CheckpointMeta) -> Subspace | None:
+    """The subspace of the model, None without one. Raises CheckpointError if the state does not name its seed."""
+    if meta.architecture.subspace_rank == 0:
+        return None
+    if meta.subspace_seed is None:
+        raise CheckpointError("The saved state does not name the seed of its subspace.", "Use a state of a newer node.")
+    return Subspace(meta.architecture, meta.subspace_seed)
+
+
+def _ordinary(name: str, tensor: Tensor, subspace: Subspace | None) -> tuple[str, Tensor]:
+    """A parameter, or the whole matrix with this factor, with its name."""
+    if subspace is None or not is_factor(name):
+        return name, tensor
+    whole, _ = matrix_of(name, tensor.shape, subspace.basis.shape[0])
+    return whole, torch.cat(list(subspace.rows_of_matrix(name, tensor)))
 
 
 def _tensors(stage: SavedStage) -> dict[str, Tensor]:
@@ -246,8 +269,9 @@ def _llama_layout(sources: Sequence[tuple[SavedStage, TensorLayout]], architectu
         for name, spec in layout.specs.items():
             if not name.startswith(WEIGHTS):
                 continue
-            for part in llama_parts(name.removeprefix(WEIGHTS), spec.shape[0], architecture):
-                shape = (part.stop - part.start, *spec.shape[1:])
+            whole, whole_shape = matrix_of(name.removeprefix(WEIGHTS), spec.shape, architecture.hidden_size)
+            for part in llama_parts(whole, whole_shape[0], architecture):
+                shape = (part.stop - part.start, *whole_shape[1:])
                 specs[part.name] = StoredTensor(spec.dtype, shape, position)
                 position = specs[part.name].stop
     for name, size in unit_scales(architecture).items():
@@ -263,29 +287,54 @@ def _ones(sizes: Iterable[int]) -> Iterator[memoryview]:
 
 
 def _weights_of(sources: Sequence[tuple[SavedStage, TensorLayout]]) -> Iterator[memoryview]:
-    """Yield the bytes of all weights. Each chunk is overwritten by the next. Raises DamagedStageError."""
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    """Yield the bytes of all weights in the order of their files, some at a time. Raises DamagedStageError."""
+    subspace = _subspace_of(sources[0][0].manifest.meta)
     for stage, layout in sources:
-        try:
-            yield from _weights_of_stage(stage, layout, buffer)
-        except OSError as error:
-            raise DamagedStageError(stage, f"it cannot be read: {error.strerror or error}.") from error
+        weights = SharedWeights(stage)
+        for name in (name.removeprefix(WEIGHTS) for name in layout.specs if name.startswith(WEIGHTS)):
+            pieces = weights.pieces(name)
+            if subspace is not None and is_factor(name):
+                pieces = subspace.rows_of_matrix(name, weights[name])
+            for piece in pieces:
+                yield piece.numpy().data.cast("B")
 
 
-def _weights_of_stage(stage: SavedStage, layout: TensorLayout, buffer: memoryview) -> Iterator[memoryview]:
-    with stage.tensor_file.open("rb") as file:
-        _, header = read_layout(file, stage.tensor_file.stat().st_size)
-        digest = sha256(header)
-        for name, spec in layout.specs.items():
-            for start in range(spec.start, spec.stop, CHUNK_BYTES):
-                piece = buffer[: min(spec.stop - start, CHUNK_BYTES)]
-                if file.readinto(piece) != len(piece):
-                    raise DamagedStageError(stage, "its tensors end too early.")
-                digest.update(piece)
-                if name.startswith(WEIGHTS):
-                    yield piece
-    if digest.hexdigest() != stage.manifest.tensors.sha256:
-        raise DamagedStageError(stage, "its SHA-256 is not the one it was written with.")
+class SharedWeights(Mapping[str, Tensor]):
+    """Weights of a saved stage by name, without "model/": what its run has learned, for other programs.
+
+    After a round of several replicas, this is the mean of their weights in that round: it is better than the weights of
+    any one of them. Otherwise it is the stage's own weights.
+    """
+
+    def __init__(self, stage: SavedStage) -> None:
+        """Map the stage's tensors. Raises DamagedStageError."""
+        tensors = _tensors(stage)
+        self._own = _under(WEIGHTS, tensors)
+        self._lead = lead_from_json(stage.manifest.meta.extra.get("outer"))
+        with torch.device("meta"):
+            schema = TensorSchema.of(StageModel(stage.architecture, stage.layers, _subspace_of(stage.manifest.meta)))
+        vectors = [tensors.get(name) for name in (ANCHOR, VELOCITY)]
+        if self._lead is not None and all(one is not None and len(one) == schema.total_size for one in vectors):
+            self._outer = [schema.views(one) for one in vectors if one is not None]
+        else:
+            self._lead, self._outer = None, []
+
+    def __getitem__(self, name: str) -> Tensor:
+        own = self._own[name]
+        return own if self._lead is None else torch.cat(list(self.pieces(name))).view(own.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """Yield a tensor's numbers (n,) in order, so that no whole tensor is in memory."""
+        parts = [one[name].reshape(-1) for one in self._outer or [self._own]]
+        for start in range(0, len(parts[0]), CHUNK_BYTES // 4):
+            some = [part[start : start + CHUNK_BYTES // 4] for part in parts]
+            yield some[0] if self._lead is None else replica_mean(some[0], some[1], self._lead)
 
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -395,26 +444,23 @@ def _write_tensors(writer: Any, gguf: Any, stages: Sequence[SavedStage], archite
 
     for stage in stages:
         for name, spec in stage_layout(stage).specs.items():
-            for part in _parts(name, spec.shape, architecture):
-                announce(part.name, (part.stop - part.start, *spec.shape[1:]))
+            whole, shape = matrix_of(name.removeprefix(WEIGHTS), spec.shape, architecture.hidden_size)
+            for part in llama_parts(whole, shape[0], architecture) if name.startswith(WEIGHTS) else ():
+                announce(part.name, (part.stop - part.start, *shape[1:]))
     scales = unit_scales(architecture)
     for name, size in scales.items():
         announce(name, (size,))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    subspace = _subspace_of(stages[0].manifest.meta)
     for stage in stages:
-        for name, tensor in _tensors(stage).items():
-            for part in _parts(name, tensor.shape, architecture):
+        for name, tensor in (_ordinary(*item, subspace) for item in SharedWeights(stage).items()):
+            for part in llama_parts(name, tensor.shape[0], architecture):
                 rows: Matrix = tensor[part.start : part.stop].to(torch.float32).numpy()
                 writer.write_tensor_data(in_neighbouring_pairs(rows, part.name, architecture))
     for size in scales.values():
         writer.write_tensor_data(np.ones(size, np.float32))
-
-
-def _parts(name: str, shape: Sequence[int], architecture: Architecture) -> tuple[LlamaPart, ...]:
-    """Return the parts of a weight; empty for a tensor that is not a weight."""
-    return llama_parts(name.removeprefix(WEIGHTS), shape[0], architecture) if name.startswith(WEIGHTS) else ()
 
 
 def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -> Matrix:

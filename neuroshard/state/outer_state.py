@@ -30,6 +30,9 @@ class OuterProgress:
     last_failure: str = ""
     wallet_rounds: int = 0  # contributions accepted by certified rounds, over the whole line of training
     since_round: int = 0  # trained by this replica since the work in `OuterState.line`
+    # The mean of the replicas' weights in the last round is the anchor plus this many velocities, see `replica_mean`.
+    # None: there is no such mean, because the node was alone or the round was about a part of the weights.
+    lead: float | None = None
 
 
 LARGEST_COUNT = 1 << 48
@@ -60,6 +63,17 @@ def line_from_json(fields: object) -> LineProgress:
         choice if choice < MOST_CANDIDATES else 0,
         chosen_at,
     )
+
+
+def lead_from_json(fields: object) -> float | None:
+    """Read `OuterProgress.lead` from a checkpoint's entries. Returns None too if the last round was abandoned."""
+    if not isinstance(fields, Mapping):
+        return None
+    entries = cast("Mapping[str, object]", fields)
+    lead = entries.get("lead")
+    if not isinstance(lead, float) or not 0 <= lead < 1 or entries.get("last_failure"):
+        return None
+    return lead
 
 
 def _codes(pair: object) -> tuple[int, int] | None:

@@ -86,10 +86,10 @@ class StateReceiver:
         notice = received_frame(self.file.stage)
         await ask_replicas(donors, lambda donor: self.asking.ask(donor, notice, ACKNOWLEDGEMENT, RECEIVED_SECONDS))
 
-    async def report_copied(self, donor: NodeId, taken_at: float) -> None:
+    async def report_copied(self, donor: NodeId, taken_at: float | None) -> None:
         """Report to a donor that its state of this time is stored here as a copy. Raises DonorError.
 
-        The donor then frees this node's place.
+        None: the copy failed. In both cases the donor frees this node's place.
         """
         await self.asking.ask(donor, copy_report_frame(self.file.stage, taken_at), ACKNOWLEDGEMENT, REPORT_SECONDS)
 

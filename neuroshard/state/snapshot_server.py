@@ -244,11 +244,12 @@ class SnapshotServer:
         self._have_all = {node: until for node, until in self._have_all.items() if node in nodes}
 
     async def note_copy(self, sender: NodeId, frame: Frame) -> Frame:
-        """Record that a node keeps a copy. Raises RequestRefusedError."""
+        """Record that a node keeps a copy, or gave it up, and free its place. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
         report = frame.read(CopyReport)
-        self._of(report.stage).copied(sender, report.taken_at)
-        self._receivers.pop(sender, None)  # the download is complete; the node may have another one to train
+        self._receivers.pop(sender, None)  # the download has ended; the node may have another one to train
+        if report.taken_at is not None:
+            self._of(report.stage).copied(sender, report.taken_at)
         return Frame(COPIED)
 
     def _refuse_stranger(self, sender: NodeId) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from neuroshard.errors import StorageError
 from neuroshard.state.system_resources import forget_contents
 from neuroshard.state.tensor_file import TensorLayout, bytes_of
+
+STREAMING_KINDS = frozenset({"cuda", "xpu"})  # devices that copy to pinned memory on a stream while they compute
 
 
 class StagingBuffers:
@@ -18,8 +22,8 @@ class StagingBuffers:
     Tensors named in `by_reference` are not copied but kept as they are given: for values that are replaced and never
     changed in place, such as the anchor and velocity of an OuterState. This saves 8 bytes per parameter.
 
-    From a CUDA device with room for a second copy, `copy_from` only copies within the device, which takes milliseconds.
-    The transfer to the host then runs during training, and a reader of the buffers waits for it.
+    From a CUDA or XPU device with room for a second copy, `copy_from` only copies within the device, which takes
+    milliseconds. The transfer to the host then runs during training, and a reader of the buffers waits for it.
     """
 
     def __init__(self, layout: TensorLayout, by_reference: Set[str] = frozenset(), *, pinned: bool = False) -> None:
@@ -64,7 +68,7 @@ class StagingBuffers:
         self._wait_for_transfer()
         devices = {tensor.device for tensor in owned.values()}
         device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-        if device.type == "cuda" and _has_room(device, self.allocated_bytes):
+        if device.type in STREAMING_KINDS and _has_room(device, self.allocated_bytes):
             snapshot = torch.empty(self.allocated_bytes, dtype=torch.uint8, device=device)
             _copy_all(self._views_of(snapshot), owned)
             self._transfer = _Transfer(snapshot, self._memory)
@@ -119,9 +123,9 @@ class StagingBuffers:
             self._references[name] = None
 
     def _wait_for_transfer(self) -> None:
-        if self._transfer is not None:
-            self._transfer.wait()
-            self._transfer = None  # frees the memory on the device
+        transfer, self._transfer = self._transfer, None  # frees the memory on the device, also after a failure
+        if transfer is not None:
+            transfer.wait()
 
     def _views_of(self, memory: Tensor) -> dict[str, Tensor]:
         """Return the copied tensors' places in a memory (allocated_bytes,) of uint8."""
@@ -135,24 +139,33 @@ class StagingBuffers:
 
 
 class _Transfer:
-    """Copies a snapshot on a CUDA device to pinned host memory, on a stream of its own."""
+    """Copies a snapshot on a device to pinned host memory, on a stream of its own."""
 
     def __init__(self, snapshot: Tensor, memory: Tensor) -> None:
         self._snapshot = snapshot  # kept until the end: the allocator does not know that another stream reads it
-        stream = torch.cuda.Stream(snapshot.device)
-        stream.wait_stream(torch.cuda.current_stream(snapshot.device))
-        with torch.cuda.stream(stream):
+        accelerator: Any = torch.get_device_module(snapshot.device)  # torch.cuda or torch.xpu
+        stream = accelerator.Stream(snapshot.device)
+        stream.wait_stream(accelerator.current_stream(snapshot.device))
+        with accelerator.stream(stream):
             memory.copy_(snapshot, non_blocking=True)
             self._end = stream.record_event()
 
     def wait(self) -> None:
-        self._end.synchronize()
+        """Wait for the end of the copy. Raises StorageError if the device has failed: its snapshot cannot be read."""
+        try:
+            self._end.synchronize()
+        except RuntimeError as error:
+            raise StorageError("The accelerator failed before the checkpoint was copied from it.") from error
 
 
 def _has_room(device: torch.device, size: int) -> bool:
     """Whether `size` bytes fit in addition to the largest amount of memory that training has used on the device."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device) >= size
+    accelerator: Any = torch.get_device_module(device)
+    try:
+        free, _ = accelerator.mem_get_info(device)
+    except RuntimeError:  # some XPU devices do not show their free memory
+        return False
+    return free + accelerator.memory_reserved(device) - accelerator.max_memory_allocated(device) >= size
 
 
 def _copy_all(to: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

@@ -79,10 +79,12 @@ class ReceivedNotice(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CopyReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """Reports that the sender keeps the donor's state of this time as a copy."""
+    """Reports that the sender keeps the donor's state of this time as a copy. None: it keeps none, for example because
+    its disk is full.
+    """
 
     stage: StageName
-    taken_at: UnixSeconds
+    taken_at: UnixSeconds | None
 
 
 MANIFEST, CHUNK, RECEIVED, COPIED = "stage/manifest", "stage/chunk", "stage/received", "stage/copied"
@@ -222,8 +224,11 @@ def received_frame(stage: StageName) -> Frame:
     return Frame(RECEIVED, ReceivedNotice(stage))
 
 
-def copy_report_frame(stage: StageName, taken_at: float) -> Frame:
-    """Build the message that the donor's state of this time (seconds since the epoch) is stored here as a copy."""
+def copy_report_frame(stage: StageName, taken_at: float | None) -> Frame:
+    """Build the message that the donor's state of this time (seconds since the epoch) is stored here as a copy.
+
+    None: the copy failed.
+    """
     return Frame(COPIED, CopyReport(stage, taken_at))
 
 

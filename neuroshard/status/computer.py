@@ -6,9 +6,10 @@ This module must not load PyTorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from math import nan
+from typing import Annotated, Literal, TypeAlias
 
-from neuroshard.status.values import Number, Stale, about
+from neuroshard.status.values import Number, Stale, about, derived
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,63 @@ class ResourceStatus:
     gpu_memory_total_bytes: Annotated[int | None, about(unit="bytes")] = None
     gpu_utilisation: Annotated[Number | None, about(unit="0..1", stale=Stale.OLD_SNAPSHOT)] = None
     threads: tuple[ThreadShare, ...] = ()
+
+
+PeakSource: TypeAlias = Literal["table", "measured"]
+
+
+@dataclass(frozen=True)
+class AccelerationStatus:
+    """Speed of training on this computer's device, in figures that compare devices.
+
+    Pauses, evaluations and waits for data do not count as time.
+    """
+
+    device: Annotated[str, about("name of the device that computes", label="device")]
+    precision: Annotated[str, about("number format of its matrix products: fp32 or bf16")]
+    flops_per_token: Annotated[
+        int,
+        about(
+            "floating-point operations per token, forward and backward, of the layers that this node holds; forward "
+            "passes that are repeated to save memory do not count",
+            "FLOP/token",
+            gauge="flops_per_token",
+        ),
+    ]
+    peak_flops: Annotated[
+        Number, about("highest speed of its matrix products", "FLOP/s", gauge="peak_flops_per_second")
+    ]
+    peak_source: Annotated[
+        PeakSource,
+        about("table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision"),
+    ]
+    tokens_per_second: Annotated[
+        Number | None,
+        about(
+            "tokens that pass through its layers, forward and backward; null before the first step",
+            "tokens/s",
+            stale=Stale.NOT_TRAINING,
+            gauge="device_tokens_per_second",
+        ),
+    ] = None
+
+    @derived(
+        "computing speed of training: tokens per second x operations per token",
+        "FLOP/s",
+        stale=Stale.NOT_TRAINING,
+        gauge="flops_per_second",
+    )
+    @property
+    def flops_per_second(self) -> Number:
+        return nan if self.tokens_per_second is None else self.tokens_per_second * self.flops_per_token
+
+    @derived(
+        "model FLOPs utilisation: the share of the peak that training uses",
+        "0..1",
+        stale=Stale.NOT_TRAINING,
+        gauge="mfu",
+        brief="share of the device's peak (MFU)",
+    )
+    @property
+    def mfu(self) -> Number:
+        return self.flops_per_second / self.peak_flops

@@ -67,6 +67,9 @@ class HopTimes:
     ] = 0.0
     bytes_sent: Annotated[int, about("tensors that the driver sent", "bytes")] = 0
     bytes_received: Annotated[int, about("tensors that the driver received", "bytes")] = 0
+    bytes_handed: Annotated[
+        int, about("tensors that the stage sent to the stages before and after it, as it reports", "bytes")
+    ] = 0
 
     @property
     def stage_seconds(self) -> float:
@@ -87,6 +90,14 @@ class Takeover:
     before: Annotated[NodeId, about("node that began")]
     after: Annotated[NodeId, about("node that completed it")]
     is_exact: Annotated[bool, about("both reported equal weights")]
+
+
+@dataclass(frozen=True)
+class StarEdge:
+    """Two nodes with neighbouring stages that cannot hand tensors to each other now. The driver passes theirs on."""
+
+    one: NodeId
+    other: NodeId
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,15 @@ class PipelineFlow:
             gauge="pipeline_wire_bytes_per_token",
         ),
     ] = None
+    busiest_upload_per_token: Annotated[
+        Number | None,
+        about(
+            "bytes of tensors per token that the node with most of them sends, the driver or a stage",
+            "bytes/token",
+            stale=Stale.NOT_TRAINING,
+            gauge="pipeline_busiest_upload_per_token",
+        ),
+    ] = None
     loads: Annotated[
         tuple[StageLoad, ...], about("one for each stage; empty without microbatches", stale=Stale.NOT_TRAINING)
     ] = ()
@@ -204,6 +224,10 @@ class PipelineFlow:
     given_up: Annotated[int, about("microbatches dropped for good, since the start", counter="pipeline_given_up")] = 0
     unanswered: Annotated[
         tuple[int, ...], about("stages for which microbatches wait now because every holder fails")
+    ] = ()
+    star_edges: Annotated[
+        tuple[StarEdge, ...],
+        about("neighbours that cannot hand tensors to each other now: the driver passes theirs on"),
     ] = ()
     recent: Annotated[tuple[MicrobatchTrace, ...], about("at most 32 microbatches, the newest last")] = ()
 

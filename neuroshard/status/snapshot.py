@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import PlainSerializer
 
-from neuroshard.status.computer import MemoryStatus, PathsStatus, ResourceStatus
+from neuroshard.status.computer import AccelerationStatus, MemoryStatus, PathsStatus, ResourceStatus
 from neuroshard.status.data import DataStatus
 from neuroshard.status.history import FeedEvent, SamplesStatus, WorkDone, WorkHistoryStatus
 from neuroshard.status.owner_policy import OwnerPolicyStatus
@@ -270,6 +270,15 @@ class StageStatus:
     sessions: Annotated[int, about("open sessions of drivers")]
     state_root: Annotated[str, about("hash of the stage's replicated state after the last outer step")]
     last_saved_step: int | None
+    tokens_per_second: Annotated[
+        Number,
+        about(
+            "tokens that pass through it, forward and backward",
+            "tokens/s",
+            stale=Stale.NOT_TRAINING,
+            gauge="stage_tokens_per_second",
+        ),
+    ] = 0.0
 
 
 @dataclass(frozen=True)
@@ -419,6 +428,13 @@ class NetworkStatus:
         Number | None,
         about("upload limit that the owner set; null: none", "bytes/s", gauge="network_upload_limit_bytes_per_second"),
     ] = None
+    line_upload: Annotated[
+        Number | None,
+        about("measured upload speed of the line; null: not measured yet", "bytes/s", gauge="line_bytes_per_second"),
+    ] = None
+    line_measured_at: Annotated[
+        Number | None, about("time at which the line was measured; null: not yet", "s since 1970")
+    ] = None
     banned_peers: Annotated[int, about("peers that are banned now", gauge="banned_peers")] = 0
     refused: Annotated[
         Counts, about("refused messages of peers, by reason", counter="network_refused", label="reason")
@@ -504,6 +520,7 @@ class NodeStatus:
     stages: Annotated[tuple[StageStatus, ...], EXCLUDED] = ()  # stages that this node holds, in order of layers
     pipeline: Annotated[PipelineStatus | None, about("null before the run and its stages are known")] = None
     resources: ResourceStatus = field(default_factory=ResourceStatus)
+    acceleration: Annotated[AccelerationStatus | None, about("null while this node holds no layers")] = None
     peers: Annotated[FirstPeers, about("the first 32; /api/peers has all", brief="peer")] = ()
     feed: Annotated[NewestEvents, about("newest first; /api/feed has all")] = ()
     network: NetworkStatus = field(default_factory=NetworkStatus)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from neuroshard.pipeline.chain_call import ChainEdges
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.driver import DataWait, Driver, DriverOptions, FirstStageLimits, InFlightLedger, Pace
 from neuroshard.pipeline.microbatch_call import FlowRecord
-from neuroshard.pipeline.stage_protocol import largest_rounding
+from neuroshard.pipeline.stage_protocol import largest_rounding, wire_precisions
 from neuroshard.training.drive_loop import DriveLoop
 from neuroshard.training.evaluator import Evaluator
 from neuroshard.training.parts import DriverParts, TrainerParts
@@ -121,15 +122,23 @@ def _driver(
     ledger: InFlightLedger,
     waiting: DataWait,
 ) -> Driver:
+    parameters = parts.parameters
+    is_chained = parameters.data_plane == "chain" and driving.routing.stage_count > 1
+    edges = ChainEdges(wire_precisions(parameters)[0], shared.monotonic) if is_chained else None
     return Driver(
         driving.node_id,
         DriverOptions(
-            parts.parameters.batch_size, driving.in_flight, driving.first_session, largest_rounding(parts.parameters)
+            parameters.batch_size, driving.in_flight, driving.first_session, largest_rounding(parameters), edges
         ),
         routing=driving.routing,
         feed=driving.feed,
         room=room,
         ledger=ledger,
         waiting=waiting,
-        flow=FlowRecord(driving.routing.stage_count, monotonic=shared.monotonic, wall_clock=shared.wall_clock),
+        flow=FlowRecord(
+            driving.routing.stage_count,
+            monotonic=shared.monotonic,
+            wall_clock=shared.wall_clock,
+            star_edges=(lambda: ()) if edges is None else edges.stars,
+        ),
     )

@@ -100,8 +100,9 @@ class DriveLoop:
     async def _drain(self) -> None:
         """Begin no more microbatches, and wait for a limited time for those in flight."""
         self.room.close()
-        is_pause = self._control.requested_pause.holds and not self._control.is_stopping
-        with anyio.move_on_after(PAUSE_SECONDS if is_pause else DRAIN_SECONDS):
+        control = self._control
+        is_short = control.abandons_work if control.is_stopping else control.requested_pause.holds
+        with anyio.move_on_after(PAUSE_SECONDS if is_short else DRAIN_SECONDS):
             await self.ledger.ended.until(lambda: self.ledger.under_way == 0)
 
     async def _pause(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from typing import TypeAlias
 
 import anyio
 from torch import Tensor
@@ -49,6 +50,10 @@ def evaluation_is_due(trained_seconds: float, cost_seconds: float | None) -> boo
     if cost_seconds is None:
         return True
     return trained_seconds >= max(MIN_INTERVAL_SECONDS, cost_seconds / TIME_SHARE)
+
+
+MeanLosses: TypeAlias = Callable[[], Awaitable[tuple[float, ...] | None]]
+"""Returns the losses of the mean of all replicas on the pinned sequences; (): not now; None: there is no such mean."""
 
 
 class Evaluator:
@@ -113,16 +118,16 @@ class Evaluator:
         self._trained_seconds += self._pace.step_seconds
         return evaluation_is_due(self._trained_seconds, record.evaluation_seconds)
 
-    async def measure(self, record: TrainingRecord) -> float | None:
-        """Evaluate and record the mean held-out loss in nats per token.
+    async def measure(self, record: TrainingRecord, of_replicas: MeanLosses | None = None) -> float | None:
+        """Evaluate and record the mean held-out loss in nats per token: of the replicas' mean if there is one.
 
-        Returns None if it is not finite, a request interrupted it, or a stage failed repeatedly.
+        Returns None if it is not finite, not new, a request interrupted it, or a stage failed repeatedly.
         """
         held_out, control = self.held_out, self._control
         if held_out is None or control.must_hold:
             return None
         try:
-            evaluation = await control.until_changed(partial(self._evaluate, held_out, record))
+            evaluation = await control.until_changed(partial(self._evaluate, held_out, record, of_replicas))
         except StageError as error:
             _LOG.warning("The held-out loss could not be measured: %s", error)
             evaluation = None
@@ -177,12 +182,19 @@ class Evaluator:
             record.evaluations, record.evaluation_seconds = EvaluationRecord(), None
             record.pinned_digest = digest
 
-    async def _evaluate(self, held_out: HeldOut, record: TrainingRecord) -> Evaluation:
-        """Evaluate, and record the result if it is finite."""
-        now, started = self._wall_clock(), self._clock()
-        evaluation = await evaluate(
-            self._driving.routing, held_out.sequences, self._batch_size, step=record.progress.steps, now=now
-        )
+    async def _evaluate(
+        self, held_out: HeldOut, record: TrainingRecord, of_replicas: MeanLosses | None
+    ) -> Evaluation | None:
+        """Evaluate, and record the result if it is finite. Returns None while there is no new mean to measure."""
+        now, started, step = self._wall_clock(), self._clock(), record.progress.steps
+        losses = None if of_replicas is None else await of_replicas()
+        if losses is None:
+            evaluation = await evaluate(self._driving.routing, held_out.sequences, self._batch_size, step=step, now=now)
+        elif not losses or losses == self._voted:
+            self._trained_seconds = 0.0
+            return None
+        else:
+            self._voted, evaluation = losses, Evaluation(step, now, losses)
         record.evaluation_seconds = self._clock() - started
         self._trained_seconds = 0.0
         if evaluation.is_finite:

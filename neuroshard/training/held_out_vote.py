@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 import anyio.to_thread
 import torch
@@ -22,9 +22,9 @@ from neuroshard.data.held_out_losses import (
     paired_difference,
 )
 from neuroshard.model.weights import flatten, other_weights
-from neuroshard.optim.outer import OuterState
+from neuroshard.optim.outer import OuterState, replica_mean
 from neuroshard.pipeline.executor import ComputeThread, StageExecutor
-from neuroshard.pipeline.microbatch import AcceleratorFullError
+from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.training.outer_sync import OuterSync
 
 _LOG = logging.getLogger(__name__)
@@ -92,6 +92,25 @@ class HeldOutVote:
         """Losses of the mean of the members' weights in the last round, if this node measured it; otherwise ()."""
         return self._losses.get(f"before {self._outer.progress.state_root}", ())
 
+    async def measured_mean(self) -> tuple[float, ...] | None:
+        """Return `mean_losses` on all pinned sequences, however long that takes; () while they cannot be measured.
+
+        Returns None if there is no such mean, or if the last round was abandoned, so that it becomes old.
+        """
+        state, progress, held_out = self._outer.state, self._outer.progress, self._held_out
+        if held_out is None or self._obstacle(held_out.sequences):
+            return None
+        if progress.lead is None or progress.last_failure:
+            return None
+        if len(self.mean_losses) == len(held_out.sequences):
+            return self.mean_losses
+        if self._outer.is_dropped or not progress.state_root:
+            return ()
+        mean = await anyio.to_thread.run_sync(replica_mean, state.anchor, state.velocity, progress.lead)
+        losses, _ = await self._measured(mean, held_out.sequences, 1.0, inf)
+        self._losses[f"before {progress.state_root}"] = losses
+        return losses
+
     async def choice(self, aggregate: Tensor) -> int:
         """Place of the candidate for the outer step with an aggregate (k,) that this member chooses.
 
@@ -103,7 +122,9 @@ class HeldOutVote:
             return 0
         share, local = strategy.length / len(before.anchor), before.anchor
         if not strategy.makes_weights_equal:
-            local = await self._compute.run(lambda: flatten(self._executor.model))
+            local = await self._own_weights()
+            if local is None:
+                return 0
         losses = list[tuple[float, ...]]()
         for place in range(len(strategy.candidates)):
             after = await run(strategy.next_state, before, aggregate, place)
@@ -154,7 +175,9 @@ class HeldOutVote:
         share, local, self._cost = strategy.length / len(before.anchor), before.anchor, 0.0
         run = anyio.to_thread.run_sync
         if not strategy.makes_weights_equal:
-            local = await self._compute.run(lambda: flatten(self._executor.model))
+            local = await self._own_weights()
+            if local is None:
+                return self._voted("not measured, because the accelerator has failed", is_no=False)
             self._losses = {}  # they belong to weights that have changed
         losses_before = await self._losses_of(
             await run(strategy.next_weights, local, before, before, None), names[0], share
@@ -166,6 +189,13 @@ class HeldOutVote:
         self._measured_at = self._clock()
         self._measurements += 1
         return self._judged(losses_before, losses_after)
+
+    async def _own_weights(self) -> Tensor | None:
+        """The weights (d,) of this node's model; None if the accelerator has failed, which the stage's loop reports."""
+        try:
+            return await self._compute.run(lambda: flatten(self._executor.model))
+        except AcceleratorLostError:
+            return None
 
     def _obstacle(self, rows: Tensor | None) -> str:
         """Reason why the loss of sequences cannot be measured here; "" if it can."""
@@ -198,8 +228,12 @@ class HeldOutVote:
             self._losses = dict([*self._losses.items(), (root, losses)][-_REMEMBERED_STATES:])
         return losses
 
-    async def _measured(self, weights: Tensor, sequences: Tensor, share: float) -> tuple[tuple[float, ...], float]:
+    async def _measured(
+        self, weights: Tensor, sequences: Tensor, share: float, most_seconds: float | None = None
+    ) -> tuple[tuple[float, ...], float]:
         """Losses of the first sequences (n, t + 1) with weights (d,), as many as there is time for, and the seconds.
+
+        The time is `most_seconds`, by default that of the rule.
 
         A round about a share of the weights measures that share of the sequences, because there are more such rounds.
         """
@@ -207,11 +241,11 @@ class HeldOutVote:
         sequences = sequences[: max(rule.least_sequences, ceil(share * rule.sequences))]
         for start in range(0, len(sequences), self._batch_size):
             rows = sequences[start : start + self._batch_size]
-            if seconds >= rule.seconds:
+            if seconds >= (rule.seconds if most_seconds is None else most_seconds):
                 break
             try:
                 measured = await self._compute.run(partial(self._summed, weights, rows))
-            except AcceleratorFullError:
+            except (AcceleratorFullError, AcceleratorLostError):
                 measured = None
             if measured is None:
                 return (), seconds

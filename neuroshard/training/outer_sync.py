@@ -198,7 +198,7 @@ class OuterSync:
                 residual = await anyio.to_thread.run_sync(strategy.next_residual, carried, encoded, agreed.sent)
                 del encoded
             del contribution  # frees memory for the next state
-            weights = None
+            weights = lead = None
             if keeps_weights(agreed, parameters):
                 residual = carried  # the weights do not include it: a node that joins must get it
                 after = await anyio.to_thread.run_sync(strategy.kept_state, before, local)
@@ -207,11 +207,14 @@ class OuterSync:
                 if agreed.members == 1 and not agreed.is_certified:
                     choice = MOST_CANDIDATES - 1  # a node that applies its steps alone measures nothing
                 after = await anyio.to_thread.run_sync(strategy.next_state, before, agreed.aggregate, choice)
+                step = strategy.candidates[min(choice, len(strategy.candidates) - 1)]
+                if agreed.members > 1 and strategy.makes_weights_equal and step.learning_rate == 1:
+                    lead = step.momentum
                 if agreed.offered is not None and self._counted_since(agreed)[1] == 0:
                     agreed = replace(agreed, late_for=None)  # no work came after the contribution
                 included = await anyio.to_thread.run_sync(included_work, agreed, strategy, carried)
                 weights = await anyio.to_thread.run_sync(strategy.next_weights, local, before, after, included)
-            await self._commit(weights, after, residual, agreed, now)
+            await self._commit(weights, after, residual, agreed, now, lead=lead)
         return True
 
     async def root_after(self, aggregate: Tensor, outer_step: int, work: CertifiedWork) -> str:
@@ -347,7 +350,14 @@ class OuterSync:
         return f"{every} with a round. The interval grows with the run's {steps}, up to {longest:,}."
 
     async def _commit(
-        self, weights: Tensor | None, after: OuterState, residual: Tensor | None, agreed: Agreed, now: float
+        self,
+        weights: Tensor | None,
+        after: OuterState,
+        residual: Tensor | None,
+        agreed: Agreed,
+        now: float,
+        *,
+        lead: float | None = None,
     ) -> None:
         members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
         # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
@@ -367,6 +377,7 @@ class OuterSync:
             last_sync=now,
             wallet_rounds=self.progress.wallet_rounds + (members if members > 1 else 0),
             since_round=since_round,
+            lead=lead,
         )
 
     def _line_after(self, work: CertifiedWork) -> LineProgress:

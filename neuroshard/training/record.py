@@ -319,6 +319,7 @@ class StageIdentity:
     architecture: Architecture
     layers: LayerRange
     threads: int  # of one torch operation: results are bit-identical only with the same number
+    subspace_seed: int | None = None  # None without a subspace
 
 
 @dataclass(frozen=True)
@@ -395,6 +396,7 @@ def to_meta(
         held_out=record.evaluations.points,
         history=record.history.snapshot(),
         extra=extra,
+        subspace_seed=identity.subspace_seed,
     )
 
 

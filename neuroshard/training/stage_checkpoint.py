@@ -16,10 +16,12 @@ from torch import Tensor
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.sync_strategies import first_outer_state, kept_length
 from neuroshard.errors import StorageError
+from neuroshard.model.subspace import subspace_of
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise
 from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.executor import (
     ComputeThread,
     Precision,
@@ -33,7 +35,7 @@ from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver,
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, stage_tensors
-from neuroshard.state.staging_buffers import StagingBuffers
+from neuroshard.state.staging_buffers import STREAMING_KINDS, StagingBuffers
 from neuroshard.state.system_resources import release_code, trim_heap
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
@@ -294,23 +296,25 @@ def build_stage(
     *,
     policy: CheckpointPolicy | None = None,
     precision: Precision | None = None,
+    compilation: Compilation | None = None,
 ) -> Stage:
     """Build the stage of `identity.layers`. Runs on the compute thread, which has `identity.threads` threads.
 
     A restored stage keeps the precision of its checkpoint. A new stage, or one whose state came from another computer,
-    uses `precision`, or the result of a probe. Raises StorageError, CheckpointError.
+    uses `precision`, or the result of a probe. Raises StorageError, CheckpointError, and NetworkRefusedError if this
+    computer computes another subspace than the run has.
     """
-    model = StageModel(identity.architecture, identity.layers)
+    model = StageModel(identity.architecture, identity.layers, subspace_of(parameters))
     model.to(device)
     optimizer = make_inner_optimizer(model, parameters.inner)
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(parameters.outer, schema)
     anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used
     tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
-    staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type == "cuda")
+    staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in STREAMING_KINDS)
     keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())
     restoration = keeper.restore(expectation(identity))
-    executor = StageExecutor(model, optimizer, device)
+    executor = StageExecutor(model, optimizer, device, compilation=compilation)
     if restoration.loaded is not None:
         if not restoration.loaded.meta.precision:  # the state came from another computer
             executor.precision = precision or _probe(model, parameters, device).chosen

@@ -14,7 +14,7 @@ from neuroshard.errors import StorageError
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, Pace
-from neuroshard.pipeline.microbatch import AcceleratorFullError
+from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
@@ -88,36 +88,42 @@ class StageLoop:
         return (self._before is None or self._before.is_quiet) and not intake.is_admitting and intake.is_idle
 
     async def run(self, last_step: int | None = None) -> None:
-        """Run until the control stops the loop or `last_step` is done."""
+        """Run until the control stops the loop or `last_step` is done. A failed accelerator pauses it for good."""
         control, intake = self._control, self._service.intake
         # The order of the cases matters. Lost memory comes first: the gradients may be incomplete, so no step may use
         # them. A full step precedes a pause or an end, so that its work is kept. A hold waits for the earlier stages on
         # this node, then drains this one; a stage pauses only after that.
-        while True:
+        while (lost := self._service.compute.lost) is None:
             hold = self._hold()
-            if self._service.lacks_memory:
-                await self._make_room()
-            elif intake.is_full:
-                await self._step()
-            elif self._service.is_spoilt:
-                await self._recover()
-            elif hold and self._before is not None and not self._before.is_quiet:
-                await self._let_through(self._before)
-            elif hold and intake.is_admitting:
-                reason = DrainReason.END if control.is_stopping else DrainReason.PAUSE
-                await self._service.drain(hold, reason, began=self._held_since)
-            elif control.is_stopping or (last_step is not None and self.record.progress.steps >= last_step):
-                return
-            elif control.requested_pause.holds:
-                await self._pause()
-            elif self.requests.save_wanted:
-                await self._save()
-            elif self.evaluator is not None and not self.evaluator.is_ready(self.record):
-                await self._get_ready()
-            elif self._is_called or self._is_overdue:
-                await self._synchronise()
-            else:
-                await self._collect()
+            try:
+                if self._service.lacks_memory:
+                    await self._make_room()
+                elif intake.is_full:
+                    await self._step()
+                elif self._service.is_spoilt:
+                    await self._recover()
+                elif hold and self._before is not None and not self._before.is_quiet:
+                    await self._let_through(self._before)
+                elif hold and intake.is_admitting:
+                    await self._service.drain(hold, self._drain_reason(), began=self._held_since)
+                elif control.is_stopping or (last_step is not None and self.record.progress.steps >= last_step):
+                    return
+                elif self.requests.are_waiting:
+                    await (self._pause() if control.requested_pause.holds else self._save())
+                elif self.evaluator is not None and not self.evaluator.is_ready(self.record):
+                    await self._get_ready()
+                elif self._is_called or self._is_overdue:
+                    await self._synchronise()
+                else:
+                    await self._collect()
+            except* AcceleratorLostError as errors:  # in a group, because a round has tasks of its own
+                _LOG.debug("Stage %d ends its work: %s", self.replica.index + 1, errors)
+        await self._stay_paused(lost)
+
+    def _drain_reason(self) -> DrainReason:
+        if not self._control.is_stopping:
+            return DrainReason.PAUSE
+        return DrainReason.ABANDON if self._control.abandons_work else DrainReason.END
 
     async def settle(self) -> None:
         """Drop the present step and save the result of the steps before it."""
@@ -194,6 +200,22 @@ class StageLoop:
             return
         self.pace.restart()
         self._set_state(NodeState.TRAINING)
+
+    async def _stay_paused(self, lost: AcceleratorLostError) -> None:
+        """Pause until the node stops: this process can never use the accelerator again, nor read its tensors.
+
+        The present step and the steps since the newest checkpoint exist only there.
+        """
+        _LOG.error("%s", lost)
+        self._withdraw()
+        await self._service.discard(lost.message, is_paused=True)
+        while not self._control.is_stopping:
+            if not self._control.requested_pause.holds:  # at the start, and after each Resume
+                self._control.pause(f"Paused: {lost}")
+            self._set_state(NodeState.PAUSED)
+            if self.requests.save_wanted:
+                await self._save()
+            await self._control.changed()
 
     async def _has_resumed(self) -> bool:
         async with self.moving:  # a new pause must not drop the tensors before the stage is resumed
@@ -304,7 +326,10 @@ class StageLoop:
         number = self._control.saves  # later requests need another checkpoint
         async with self.moving:
             await self.replica.outer.finish_root()  # the checkpoint contains it
-            self.last_report = await self.replica.saver.save(self.record)
+            try:
+                self.last_report = await self.replica.saver.save(self.record)
+            except AcceleratorLostError as error:
+                self.last_report = WriteReport(self.record.progress.steps, 0.0, 0.0, None, error.message)
         self.requests.save_taken(number)
 
     def _set_state(self, state: NodeState) -> None:
@@ -317,9 +342,11 @@ class StageLoop:
             return
         outer_step_done = self._is_due_alone and await self._run_round()  # a group starts its own rounds
         if self.evaluator is not None:
+            vote, held_out_loss = self.replica.vote, None
             if self.replica.group is not None:
-                self.evaluator.note_vote(self.record, self.replica.vote.mean_losses)
-            held_out_loss = await self.evaluator.measure(self.record) if self.evaluator.is_due(self.record) else None
+                self.evaluator.note_vote(self.record, vote.mean_losses)
+            if self.evaluator.is_due(self.record):
+                held_out_loss = await self.evaluator.measure(self.record, vote.measured_mean)
             self.evaluator.note(self.record, held_out_loss)
         await self.replica.saver.offer(self.record, outer_step_done)
 

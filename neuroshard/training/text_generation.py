@@ -392,9 +392,10 @@ class LocalInferenceSession:
             return self._through(completion, texts)
 
     def _through(self, completion: Completion, texts: Sequence[Text]) -> Tensor:
-        values, every = torch.tensor([completion.unread(SCORED_AT_ONCE)]), completion.is_scoring_prompt
+        ids, every = torch.tensor([completion.unread(SCORED_AT_ONCE)]), completion.is_scoring_prompt
+        values = ids
         for stage, text in zip(self._stages, texts, strict=True):
-            values = stage.advance(text, completion.position, values, every_position=every)
+            values = stage.advance(text, completion.position, values, every_position=every, ids=ids)
         return values
 
 
@@ -446,11 +447,12 @@ class SwarmInferenceSession:
                 tasks.start_soon(self._forget, stage, hop)
 
     async def _through(self, completion: Completion) -> Tensor:
-        values = torch.tensor([completion.unread()])  # a peer returns one position's logits: it scores token by token
+        ids = torch.tensor([completion.unread()])  # a peer returns one position's logits: it scores token by token
+        values = ids
         for stage in range(self._routing.stage_count):
             hop = self._hops.get(stage) or await self._found(stage)
             try:
-                values = await hop.read(self._session, completion.position, values)
+                values = await hop.read(self._session, completion.position, values, ids)
             except StageError as error:
                 self._blame_rules.setdefault(stage, BlameRule(self._routing, stage)).note(hop, error)
                 if error.retry is Retry.ELSEWHERE or isinstance(error, StageBusyError):

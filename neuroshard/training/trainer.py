@@ -94,7 +94,7 @@ def trainer_snapshot(parts: TrainerParts, loops: Composition, state: TrainerStat
         data=data,
         checkpoints=checkpoint_status(checkpoints),
         history=record.history.snapshot(),
-        stages=tuple(stage_status(stage, loop.record, saved) for stage, loop, saved in rows),
+        stages=tuple(stage_status(stage, loop.record, loop.pace.speed, saved) for stage, loop, saved in rows),
         flow=None if loops.drive is None else loops.drive.driver.flow.flow(),
         warnings=tuple(words for held in parts.stages for words in held.saver.warnings),
     )
@@ -170,7 +170,9 @@ def diloco_status(stages: Sequence[StageReplica]) -> DilocoStatus:
     return replace(status, certified_root=certified or status.certified_root, rounds=rounds, explanation=explanation)
 
 
-def stage_status(replica: StageReplica, record: TrainingRecord, checkpoints: CheckpointStatus) -> StageStatus:
+def stage_status(
+    replica: StageReplica, record: TrainingRecord, speed: Speed, checkpoints: CheckpointStatus
+) -> StageStatus:
     """Status row of one stage."""
     intake, progress = replica.service.intake, record.progress
     return StageStatus(
@@ -186,6 +188,7 @@ def stage_status(replica: StageReplica, record: TrainingRecord, checkpoints: Che
         sessions=replica.service.session_count,
         state_root=replica.outer.progress.state_root,
         last_saved_step=checkpoints.last_saved_step,
+        tokens_per_second=speed.tokens_per_second,
     )
 
 
@@ -296,13 +299,14 @@ class Trainer:
         self._control.look_again()
         self._wake_waiting()
 
-    def stop(self, words: str = FINAL_CHECKPOINT, *, is_for_good: bool = True) -> None:
+    def stop(self, words: str = FINAL_CHECKPOINT, *, is_for_good: bool = True, abandons_work: bool = False) -> None:
         """End after the running microbatches. `run` returns after the final checkpoints. `words` give the reason.
 
-        A node that stops for good gives up its seats in the committees of its stages.
+        A node that stops for good gives up its seats in the committees of its stages. With `abandons_work`, nobody
+        waits for open microbatches, because they cannot end.
         """
         self._stop_words, self._is_for_good = words, is_for_good
-        self._control.stop()
+        self._control.stop(abandons_work=abandons_work)
         self._set_state(NodeState.STOPPING)
 
     async def save_now(self) -> CommandResult:

@@ -40,7 +40,7 @@ def folder_of_node(request: pytest.FixtureRequest, node: FakeNode, tmp_path: Pat
 
 def test_commands_reach_a_node_on_any_host(folder_of_node: Path) -> None:
     client = connect(folder_of_node, None)
-    assert client.answers()
+    assert any(client.answers() for _ in range(20))  # a busy computer can need more than its 2 s
     assert client.get("/api/status")["state"] == "training"
     assert client.post("/api/training/pause")["state"] == "paused"
     assert connect(folder_of_node, int(client.base_url.rsplit(":", 1)[1])).answers()

@@ -65,6 +65,8 @@ def test_peers_and_status_tell_the_same_about_the_network(api: Api) -> None:
         "upload_rate": 100.0,
         "download_rate": 200.0,
         "upload_limit": 1e6,
+        "line_upload": None,
+        "line_measured_at": None,
         "banned_peers": 1,
         "refused": {"bad_signature": 2, "oversized": 1},
     }

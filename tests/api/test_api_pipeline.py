@@ -94,6 +94,7 @@ def test_the_flow_of_this_drivers_microbatches(api: Api) -> None:
         "bubble_share": 0.4375,
         "recompute_share": 0.125,
         "wire_bytes_per_token": 80.0,
+        "busiest_upload_per_token": 96.0,
         "exact_takeovers": 2,
         "approximate_takeovers": 1,
         "failures": 4,
@@ -114,6 +115,7 @@ def test_the_flow_of_this_drivers_microbatches(api: Api) -> None:
         "recompute_seconds": 0.125,
         "bytes_sent": 4096,
         "bytes_received": 8192,
+        "bytes_handed": 16384,
     }
 
 
@@ -135,6 +137,7 @@ def test_a_node_that_drives_nothing_tells_of_its_own_stages(api: Api) -> None:
             "sessions": 1,
             "state_root": "ab" * 32,
             "last_saved_step": 10,
+            "tokens_per_second": 0.0,
         }
     ]
 
@@ -177,6 +180,7 @@ def test_the_pipeline_is_scraped(api: Api) -> None:
         "neuroshard_pipeline_bubble_ratio 0.4375",
         "neuroshard_pipeline_recompute_ratio 0.125",
         "neuroshard_pipeline_wire_bytes_per_token 80.0",
+        "neuroshard_pipeline_busiest_upload_per_token 96.0",
         "neuroshard_pipeline_tokens_per_second 128.0",
         "neuroshard_pipeline_bottleneck_stage 1.0",
         'neuroshard_pipeline_stage_seconds{part="wait",stage="1"} 0.25',

@@ -275,7 +275,7 @@ def test_the_flow_of_a_paused_driver_shows_no_times_and_no_bottleneck() -> None:
     flow, stopped = cast("dict[str, Any]", shown["flow"]), cast("dict[str, Any]", paused["flow"])
     assert (len(flow["loads"]), flow["bottleneck"]["stage"], flow["microbatches"]) == (3, 1, 30)
     hidden = {name for name in flow if flow[name] != stopped[name]}
-    rates = {"bubble_share", "recompute_share", "wire_bytes_per_token", "tokens_per_second"}
+    rates = {"bubble_share", "recompute_share", "wire_bytes_per_token", "busiest_upload_per_token", "tokens_per_second"}
     assert hidden == {"window_seconds", "microbatches", "tokens", "loads", "bottleneck"} | rates
     assert not shows_something([stopped[name] for name in hidden])
     counts = {name for name in flow if name.endswith(("takeovers", "failures", "given_up"))}

@@ -25,7 +25,7 @@ def test_the_values_of_the_node_win_over_those_of_the_settings() -> None:
     assert shown["genesis"]["in_use"] == "http://127.0.0.1:5000"
     assert shown["inner_steps"]["in_use"] == 25
     assert shown["p2p_port"]["in_use"] == 4001
-    assert shown["device"] == {**shown["device"], "value": "auto", "in_use": "cpu", "control": "choice"}
+    assert shown["device"] == {**shown["device"], "value": "auto", "in_use": "cpu", "control": "text"}
 
 
 def test_a_value_that_is_used_as_it_is_has_no_second_one() -> None:

@@ -133,7 +133,8 @@ def test_choices_are_checked_one_by_one_and_kept(wizard: SetupApi, tmp_path: Pat
     wrong = {"memory": "much", "cpu_threads": 0, "max_upload": -1, "port": 1}
     faults = wizard.faults("/api/setup/choices", {"data_dir": "relative", "settings": wrong})
     assert set(faults) == {"data_dir", "memory", "cpu_threads", "max_upload", "port"}
-    assert faults["cpu_threads"] == "Allowed: 1 to 1024; unset: measured."
+    assert faults["cpu_threads"] == "Enter a whole number from 1 to 1,024, or leave the field empty."
+    assert faults["max_upload"] == "Enter a number above 0 and at most 1,000,000,000, or leave the field empty."
     numbers = ("memory", "cpu_threads", "max_storage", "max_upload", "monthly_quota")
     for vast in ("1e99", 1e99, 10**99):
         assert set(wizard.faults("/api/setup/choices", {"settings": dict.fromkeys(numbers, vast)})) == set(numbers)
@@ -191,7 +192,7 @@ def test_what_cannot_be_stored_is_told_and_can_be_tried_again(wizard: SetupApi) 
 
 def test_commands_for_a_node_hear_that_it_waits(wizard: SetupApi) -> None:
     answer = wizard.owner("GET", "/api/status")
-    assert (answer.status_code, answer.json()["detail"]) == (503, "This node waits to be set up in the browser.")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "This node is waiting to be set up in the browser.")
     assert "opens it again" in answer.json()["action"]
     for command in ("/api/training/pause", "/v1/completions"):
         assert wizard.owner("POST", command, {}).status_code == 503

@@ -18,6 +18,7 @@ NOT_RUN = {
     "pipeline_takeovers": "a second copy of a stage is made every 30 s, and a silent node is given up after 60 s",
     "node_speed_16m": "node_speed_5m is the same code, and at the tiny size the same model",
     "utilisation_int4": "utilisation_int8 is the same code with another codec",
+    "wall_clock": "it changes the quotas of the processor, which takes root and the cpu controller of cgroup v1",
 }
 NO_LINE = (
     "network namespaces need root"
@@ -31,6 +32,7 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
     "punched_speed": NO_LINE,
     "relayed_speed": NO_LINE,
     "shaped_rounds": NO_LINE,
+    "chain_speed": NO_LINE,
     "utilisation_int8": NO_LINE,
     "node_speed_350m": "PyTorch sees no CUDA device here",
     "population": "tokenizers is not installed",
@@ -40,7 +42,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     "learning": (
         *("together", "together_16", "together_20000", "together_1.3M", "together_5M", "muon", "diloco", "schemes"),
         *("rare_rounds", "overlap", "unequal_speeds", "churn", "attacks", "attacks_2.4M"),
-        "pipeline_quality",
+        *("pipeline_quality", "protocol_nano"),
     ),
     "parts": (
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
@@ -53,6 +55,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
         "loopback_speed",
         "tensor_round_trip",
         "shaped_rounds",
+        "chain_speed",
         "utilisation_int8",
     ),
     "nodes": (

@@ -184,7 +184,7 @@ def refused() -> list[tuple[str, str]]:
         ("A" * 10_000, "The invitation has 10000 characters; at most 1600 are read."),
         ("neuroshard://join/<script>alert(1)</script>", "Copy all of it"),
         ("neuroshard://join/../../etc/passwd", "Copy all of it"),
-        ("javascript:alert(document.cookie)", "Copy all of it"),
+        ("javascript:alert(document.cookie)", "This text is not an invitation"),
         (local, "private addresses that are not on this computer's network"),
     ]
 

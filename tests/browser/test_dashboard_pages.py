@@ -82,7 +82,7 @@ def test_settings_survive_a_restart_and_say_when_they_hold(
     page.get_by_role("button", name="Save", exact=True).click()
     setting = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="Stages", exact=True))
     expect(setting).to_contain_text("After a restart: 3 stages. Until then as many as fit the memory.")
-    expect(page.get_by_text("Stored, and in force after a restart:")).to_be_visible()
+    expect(page.get_by_text("Stored. It takes effect after a restart:")).to_be_visible()
     relay = page.get_by_role("switch", name="Relays")
     expect(relay).to_have_attribute("aria-checked", "true")
     relay.focus()
@@ -100,7 +100,7 @@ def test_settings_survive_a_restart_and_say_when_they_hold(
     expect(setting.locator("b")).to_have_count(1)
     expect(setting.locator("b")).to_have_text("3 stages")
     expect(setting).to_contain_text("stored here")
-    expect(page.get_by_text("Stored, and in force after a restart:")).to_have_count(0)
+    expect(page.get_by_text("Stored. It takes effect after a restart:")).to_have_count(0)
 
 
 def test_settings_show_what_the_node_uses_and_can_be_searched(start_node: StartNode, open_page: OpenPage) -> None:

@@ -60,6 +60,16 @@ def test_the_verdict_answers_three_questions(start_node: StartNode, open_page: O
     ).to_be_visible()
 
 
+def test_the_speed_of_the_computer_is_shown_while_it_trains(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url)
+    page.get_by_role("link", name="Files").click()
+    card = page.get_by_role("region", name="This computer", exact=True)
+    expect(card).to_contain_text("65.6 GFLOP/s, 55 % of the peak measured here (MFU)")
+    node.publish(lambda status: replace(status, state=NodeState.PAUSED))
+    expect(card).not_to_contain_text("FLOP/s")
+
+
 def test_the_curve_has_words_and_a_table_and_grows(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url)

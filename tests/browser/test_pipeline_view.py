@@ -216,7 +216,7 @@ def test_six_numbers_each_with_a_sentence(start_node: StartNode, open_page: Open
     for name, value, words in (
         ("Tokens per second", "546", "through all stages: 32 microbatches in 60 s"),
         ("Idle (Bubble)", "91 %", "did nothing for these microbatches"),
-        ("Wire bytes per token", "1.0 kB", "sends and receives for every token"),
+        ("Busiest upload per token", "512 B", "Stages send activations to each other"),
         ("Recomputed", "0 %", "of the work is done twice"),
         ("Replacements", "3", "2 exact, 1 approximate"),
         ("Failed requests", "4", "after each the node chose another replica; 0 microbatches given up"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import httpx
 import pytest
 import snapshots
@@ -43,6 +46,20 @@ def test_a_preset_is_chosen_next_to_pause_and_stored(start_node: StartNode, open
     expect(control).to_have_value("everything")
 
 
+def test_the_limits_follow_a_line_that_is_measured_meanwhile(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node(replace(snapshots.training(), network=replace(snapshots.training().network, line_upload=None)))
+    page = open_page(node.url)
+    control = page.get_by_label("What this computer gives")
+    control.select_option("balanced")
+    words = r"5 Mbit/s \(54 GB per day\).* not measured yet, 10 Mbit/s assumed"
+    expect(control).to_have_attribute("title", re.compile(words))
+    network = replace(snapshots.training().network, line_upload=2.5e6, line_measured_at=1_772_600_000.0)
+    node.publish(lambda status: replace(status, network=network))
+    words = r"10 Mbit/s \(110 GB per day\).*: 20 Mbit/s, measured on 4 March 2026"
+    expect(control).to_have_attribute("title", re.compile(words))
+    expect(control).to_have_value("balanced")
+
+
 def test_a_limit_of_the_owners_own_is_named_so(start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node(snapshots.training())
     headers = {"Authorization": f"Bearer {SECRET}"}
@@ -58,7 +75,7 @@ def test_restart_is_offered_while_a_stored_limit_waits(start_node: StartNode, op
     expect(page.get_by_role("status").filter(has_text="saves a checkpoint and starts again")).to_be_visible()
     assert node.taken[-1] == Restart()
     page.goto(f"{node.url}#/settings")
-    banner = page.get_by_text("Stored, and in force after a restart:")
+    banner = page.get_by_text("Stored. It takes effect after a restart:")
     expect(banner).to_be_visible()
     with page.expect_response("**/api/restart"):
         page.get_by_role("button", name="Restart now").click()
@@ -93,3 +110,12 @@ def test_the_controls_keep_the_focus_while_a_command_runs(start_node: StartNode,
     expect(control).to_have_value("light")
     expect(stop).to_be_enabled()
     expect(stop).to_be_focused()
+
+
+def test_a_step_of_the_wizard_leads_to_home_once_the_node_runs(start_node: StartNode, open_page: OpenPage) -> None:
+    """As with the back button, or in a second tab."""
+    node = start_node(snapshots.training())
+    page = open_page(node.url)
+    page.goto(f"{node.url}#setup-start")
+    expect(page.get_by_role("link", name="Home")).to_have_attribute("aria-current", "page")
+    expect(page.get_by_text("There is no such page")).to_have_count(0)

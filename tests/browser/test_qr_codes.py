@@ -149,10 +149,10 @@ def test_a_camera_reads_the_code_and_is_off_afterwards(tmp_path: Path, open_page
     with camera(open_page, tmp_path, code) as browser, at_invitation(browser, tmp_path) as page:
         page.context.grant_permissions(["camera"])
         page.get_by_role("button", name="Scan a QR code").click()
-        expect(page.get_by_label("Picture of the camera")).to_be_visible()
+        expect(page.get_by_label("Camera picture")).to_be_visible()
         tracks(page)
         expect(page.get_by_label("Invitation", exact=True)).not_to_have_value("", timeout=60_000)
-        expect(page.get_by_label("Picture of the camera")).to_have_count(0)
+        expect(page.get_by_label("Camera picture")).to_have_count(0)
         until_tracks(page, ["ended"])
         press(page, "Show the invitation")
         heading(page, "Join the run friends?")

@@ -50,3 +50,8 @@ def test_steps_until_a_round_never_exceed_those_wanted() -> None:
         "[0, 1, 39, 40, 48].map((made) => m.stepsWords({ inner_step: made, inner_steps_total: 40 }))", FORMAT
     )
     assert words == ["0 of 40", "1 of 40", "39 of 40", "due, after 40 steps", "due, after 48 steps"]
+
+
+def test_speeds_of_small_and_large_devices_have_their_prefix() -> None:
+    words: list[str] = run("[null, 5.4e7, 5.612e10, 9.9e11, 4.2e14].map(m.flopRate)", FORMAT)
+    assert words == ["\u2013", "0.054 GFLOP/s", "56.1 GFLOP/s", "990 GFLOP/s", "420 TFLOP/s"]

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.node_process import TOKEN
 from neuroshard import __version__
+from neuroshard.config.folders import NodePaths
 from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
@@ -80,7 +81,9 @@ def test_help_names_the_commands_that_exist_and_no_others(neuroshard: Command) -
         (("demo", "--step", "3"), "--steps"),
         (("statsu",), "status"),
         (("--port", "70000"), "0 to 65535"),
-        (("--device", "tpu"), "auto, cuda, mps or cpu"),
+        (("--device", "gpu"), "auto, cpu, cuda, cuda:N, mps, xpu or xpu:N"),
+        (("--device", "cuda:x"), "where N counts from 0"),
+        (("--device", "cuda:-1"), "where N counts from 0"),
         (("--genesis", "ftp://example.org"), "https://"),
         (("--run", "0123abcd"), "64 hex digits"),
         (("--peer", "192.0.2.1:4001"), "does not start with /ip4/"),
@@ -243,12 +246,18 @@ def test_too_little_memory_is_2_and_says_how_much_is_needed(neuroshard: Command,
     assert "--memory" in outcome.err
 
 
-def test_a_device_that_is_not_there_is_2(neuroshard: Command, tmp_path: Path, small_genesis: Path) -> None:
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "xpu:1", "mps"])
+def test_a_device_that_is_not_there_is_2_before_the_node_has_an_identity(
+    neuroshard: Command, tmp_path: Path, small_genesis: Path, device: str
+) -> None:
     import torch
 
-    if torch.cuda.is_available():
-        pytest.skip("this computer has a CUDA device")
+    if torch.accelerator.is_available():
+        pytest.skip("this computer has an accelerator")
     arguments = ("--data-dir", tmp_path / "node", "--genesis", small_genesis, "--headless", "--port", 0)
-    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments, "--device", "cuda")
+    outcome = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)(*arguments, "--device", device)
     assert outcome.code == 2
-    assert "--device cpu" in outcome.err
+    assert f"The device {device} cannot be used: " in outcome.err
+    assert "This computer has: cpu." in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not NodePaths.below(tmp_path / "node").node_key.exists()

@@ -66,7 +66,7 @@ def test_every_parameter_of_a_node_is_a_setting() -> None:
     # what no flag can say, config.toml can: nothing is out of reach
     assert [name for name in without_flag if note_of(name).applies is Applies.NOT_STORED] == []
     # a flag sets what the wizard asks for, apart from the settings that only a preset chooses
-    assert set(FIELDS) - names.keys() == {"cpu_percent", "pause_on_battery", "pause_on_full_screen"}
+    assert set(FIELDS) - names.keys() == {"cpu_percent", "upload_percent", "pause_on_battery", "pause_on_full_screen"}
 
 
 def test_a_demo_takes_the_options_of_a_node_in_the_same_words() -> None:

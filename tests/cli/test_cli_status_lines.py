@@ -11,7 +11,7 @@ from typing import Annotated
 from neuroshard.api.rendering import as_json
 from neuroshard.cli.status_text import StatusText, local_time
 from neuroshard.config.folders import NodePaths
-from neuroshard.status.computer import PathsStatus
+from neuroshard.status.computer import AccelerationStatus, PathsStatus
 from neuroshard.status.freshness import fresh
 from neuroshard.status.owner_policy import OwnerPolicyStatus, SensorReading, TrainingAction, TrainingDecision
 from neuroshard.status.snapshot import (
@@ -81,6 +81,17 @@ def test_values_have_their_names_and_units() -> None:
     assert "loss  6.5 nats/token" in lines
     assert "speed  900 tokens/s" in lines
     assert [line for line in lines if line.startswith("a kill could lose  ")]
+
+
+def test_the_speed_of_the_device_is_one_line_and_every_value_has_a_prefix() -> None:
+    device = AccelerationStatus("NVIDIA H200", "bf16", 2_100_000_000, 989e12, "table", tokens_per_second=200_000.0)
+    status = replace(TRAINING, acceleration=device)
+    assert [line for line in lines_of(status) if line not in lines_of(TRAINING)] == [
+        "share of the device's peak (MFU)  42.5%"
+    ]
+    every = "\n".join(lines_of(status, every_value=True))
+    for shown in ("per token  2.1 GFLOP/token  (", "per second  420 TFLOP/s  (", "peak flops  989 TFLOP/s  ("):
+        assert shown in every
 
 
 def test_labels_are_aligned() -> None:

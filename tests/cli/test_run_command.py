@@ -106,7 +106,8 @@ def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path:
 
 def test_a_plan_shows_memory_and_bytes_per_stage_without_token_and_data(neuroshard: Command, tmp_path: Path) -> None:
     entries = "batch_size = 1\nwire_precision = 'int8'"
-    (tmp_path / "run.toml").write_text(f"{entries}\narchitecture = {{ config = 'reparam_13B_C' }}")
+    shape = "architecture = { config = 'reparam_13B_C', use_compression = false }"
+    (tmp_path / "run.toml").write_text(f"{entries}\n{shape}")
     plan = neuroshard("run", "plan", tmp_path / "run.toml", "--memory", "120000")
     assert plan.code == 0, plan.err
     rows = [line.split() for line in plan.out.splitlines() if line[:5].strip().isdecimal()]
@@ -117,6 +118,15 @@ def test_a_plan_shows_memory_and_bytes_per_stage_without_token_and_data(neurosha
     assert (facts["parameters"], len(facts["stages"]), facts["wire_precision"]) == (18_614_850_560, 13, "int8")
     assert facts["stages"][12]["first_layer"] == 48
     assert any("can train" in warning for warning in facts["warnings"])
+    (tmp_path / "run.toml").write_text(f"{entries}\narchitecture = {{ config = 'reparam_13B_C' }}")
+    compressed = neuroshard("run", "plan", tmp_path / "run.toml", "--memory", "120000")
+    rows = [line.split() for line in compressed.out.splitlines() if line[:5].strip().isdecimal()]
+    assert [row[-2:] for row in rows] == [["59", "-"], *[["59", "55"]] * 11, ["-", "55"]]  # 51 + a scale + an id
+    assert "Subspace of rank 51: coefficients and token ids travel; the last 2 layers are free" in compressed.out
+    assert "uploads 114 bytes per token. The limit of its line is 5,482 tokens/s at 5 Mbit/s, 21,929" in compressed.out
+    assert "subspace_rank = 51 sends 59 bytes per token in int8 instead of 5,440" in compressed.out
+    facts = neuroshard("run", "plan", tmp_path / "run.toml", "--json").json()
+    assert (facts["subspace_rank"], round(facts["parameters"] / 1e9, 3)) == (51, 12.234)
     (tmp_path / "run.toml").write_text("architecture = { config = 'reparam_13B' }")
     wrong = neuroshard("run", "plan", tmp_path / "run.toml")
     assert (wrong.code, "Near names: reparam_13B_C" in wrong.err) == (2, True)

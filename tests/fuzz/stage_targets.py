@@ -73,7 +73,7 @@ def check_stage_request(data: bytes) -> None:
     if frame is None:
         return
     try:
-        request = read_request(frame, stage)
+        request = read_request(frame, stage, WIDTH)
     except (RefusedTensorError, StageGoneError):
         return
     assert is_for_layers(frame, stage.layers)
@@ -82,7 +82,7 @@ def check_stage_request(data: bytes) -> None:
     if {request.precision, request.gradient_precision}.isdisjoint(_ROUNDED_AGAIN):
         again = written(request_frame(request), FrameLimits(max_body_bytes=65_536))
         assert again is not None
-        assert_same(read_request(again, stage), request)
+        assert_same(read_request(again, stage, WIDTH), request)
 
 
 _ROUNDED_AGAIN = frozenset({WirePrecision.INT8, WirePrecision.INT4})  # decoded values may get other codes
@@ -99,9 +99,9 @@ def check_shapes(request: StageRequest) -> None:
         return
     with suppress(RefusedTensorError):
         if request.labels is None:
-            shapes.check_inputs(request.inputs)
+            shapes.check_inputs(request.inputs, request.ids)
         else:
-            shapes.check_loss(request.inputs, request.labels)
+            shapes.check_loss(request.inputs, request.labels, request.ids)
         shapes.check_values(request.inputs, request.labels)
         assert request.inputs.numel() <= BATCH * TOKENS * WIDTH
         assert bool(torch.isfinite(request.inputs).all())
@@ -117,14 +117,14 @@ def check_stage_answer(data: bytes) -> None:
     if frame is None:
         return
     try:
-        answer = read_answer(frame, asked)
+        answer = read_answer(frame, asked, WIDTH)
     except RefusedTensorError:
         return
     assert all(0 <= seconds < inf for seconds in (answer.compute_seconds, answer.recompute_seconds, answer.seconds))
     if asked.precision not in _ROUNDED_AGAIN:
         again = written(answer_frame(asked, answer), FrameLimits(max_body_bytes=65_536))
         assert again is not None
-        assert_same(read_answer(again, asked), answer)
+        assert_same(read_answer(again, asked, WIDTH), answer)
 
 
 def check_stage_refusal(data: bytes) -> None:

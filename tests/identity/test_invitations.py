@@ -158,6 +158,14 @@ def test_no_code_is_not_called_damaged(text: str) -> None:
         read_invitation(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["hello", "javascript:alert(1)", "file:///etc/passwd", "neuroshard://run/abc", "a " * 50]
+)
+def test_another_text_is_not_called_damaged(text: str) -> None:
+    with pytest.raises(InvitationError, match=r"This text is not an invitation\. Paste"):
+        read_invitation(text)
+
+
 def coded(content: bytes) -> str:
     return urlsafe_b64encode(content + blake3(content).digest(4)).rstrip(b"=").decode()
 

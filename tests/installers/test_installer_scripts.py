@@ -107,13 +107,16 @@ def test_what_the_frozen_program_names_exists(monkeypatch: pytest.MonkeyPatch) -
 
     names = {name: (lambda *_args, **_named: None) for name in ("PYZ", "EXE", "COLLECT")}
     source = (ROOT / "neuroshard.spec").read_text(encoding="utf-8")
-    exec(compile(source, "neuroshard.spec", "exec"), {"SPECPATH": str(ROOT), "Analysis": analysis, **names})
+    scope: dict[str, Any] = {"SPECPATH": str(ROOT), "Analysis": analysis, **names}
+    exec(compile(source, "neuroshard.spec", "exec"), scope)
     assert all(Path(script).is_file() for script in told["scripts"])
     elsewhere = {"coincurve._cffi_backend"}  # a library, not a module of the package
     assert [name for name in told["hiddenimports"] if name not in elsewhere and find_spec(name) is None] == []
     sources = [Path(source) for source, _place in told["datas"]]
     assert [path for path in sources if not path.exists() and not list(path.parent.glob(path.name))] == []
     assert not set(told["hiddenimports"]) & set(told["excludes"])
+    kept = [scope["is_needed"]((f"{name}.dist-info/RECORD",)) for name in ("hypothesis-6.1", "numpy-2.4")]
+    assert kept == [False, True]  # of what stays out, the bill of materials must not speak
 
 
 def test_what_is_imported_by_name_travels_in_the_frozen_program() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,33 @@ def test_what_builds_the_package_is_locked() -> None:
     found = pins("make-build.txt")
     for requirement in map(Requirement, PROJECT["build-system"]["requires"]):
         assert all(requirement.specifier.contains(version) for version in found[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize(
+    ("builder", "arguments"), [("build_release", ["--program", "x"]), ("build_payload", ["macos"])]
+)
+def test_wheels_are_built_with_the_locked_tools(
+    builder: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without this option pip downloads the newest tools that the project allows, without a hash."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "installers"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [builder, *arguments, "--out", str(tmp_path)])
+    commands = list[tuple[str, ...]]()
+
+    class NothingRunsError(Exception):
+        pass
+
+    def run(command: Sequence[str], **_: object) -> None:
+        commands.append(tuple(command))
+        raise NothingRunsError
+
+    module = import_module(builder)
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(NothingRunsError):
+        module.main()
+    (command,) = commands
+    assert "wheel" in command
+    assert "--no-build-isolation" in command
 
 
 def test_users_and_developers_get_the_same_versions() -> None:

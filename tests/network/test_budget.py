@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neuroshard.network import MessageTooLargeError
-from neuroshard.network.limits import ByteBudget, contested_seconds, frame_budget
+from neuroshard.network.limits import ByteBudget, PeerStanding, contested_seconds, frame_budget
 from neuroshard.types import NodeId
 
-A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -146,14 +146,25 @@ def test_a_wait_cancelled_in_the_moment_it_is_granted_gives_the_bytes_back() -> 
     run(scenario)
 
 
+STANDINGS = {
+    A: PeerStanding("9.9.9.9"),
+    B: PeerStanding("9.9.9.8"),
+    C: PeerStanding("9.9.8.1"),
+    D: PeerStanding("", is_known=True),
+}
+
+
 @given(
-    st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 40), st.floats(0, 5), st.floats(0, 5)), max_size=30)
+    st.lists(
+        st.tuples(st.sampled_from([A, B, C, D]), st.integers(0, 40), st.floats(0, 5), st.floats(0, 5)), max_size=30
+    )
 )
 def test_the_limits_hold_whatever_happens_and_everybody_is_served(
     messages: list[tuple[NodeId, int, float, float]],
 ) -> None:
     async def scenario() -> None:
         budget = ByteBudget(total=60, per_peer=40)
+        budget.share_by(STANDINGS.__getitem__)
         served: list[int] = []
 
         async def receive(peer: NodeId, byte_count: int, after: float, lasting: float) -> None:
@@ -168,7 +179,73 @@ def test_the_limits_hold_whatever_happens_and_everybody_is_served(
             for message in messages:
                 tasks.start_soon(receive, *message)
         assert sorted(served) == sorted(byte_count for _, byte_count, _, _ in messages)
-        assert budget.used == 0
+        assert budget.used == budget.waiting == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "order"),
+    [
+        (["9.9.9.1", "9.9.9.2", "20.1.1.1"], [2, 0, 1]),  # 9.9.9.9 holds everything
+        (["9.9.8.1", "9.9.7.1", "20.1.1.1"], [2, 0, 1]),
+        (["9.9.9.9", "9.9.9.2", "9.9.8.1"], [2, 1, 0]),
+        (["9.9.9.9", "20.1.1.1", "9.9.9.9 known"], [2, 1, 0]),
+        (["20.1.1.1", "9.9.9.9", "20.1.1.2", "21.1.1.1"], [0, 3, 2, 1]),  # a grant counts at once
+    ],
+)
+def test_the_greediest_network_waits_longest(waiting: list[str], order: list[int]) -> None:
+    async def scenario() -> None:
+        standings = {NodeId(f"{n}"): PeerStanding(ip.split()[0], "known" in ip) for n, ip in enumerate(waiting)}
+        budget = ByteBudget(total=100, per_peer=100)
+        budget.share_by({A: PeerStanding("9.9.9.9"), **standings}.__getitem__)
+        held = [await budget.reserve(A, 20) for _ in range(5)]
+        served: list[int] = []
+
+        async def reserve(number: int) -> None:
+            await budget.reserve(NodeId(f"{number}"), 20)
+            served.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(len(waiting)):
+                tasks.start_soon(reserve, number)
+                await wait_all_tasks_blocked()
+            for one in held:
+                one.release()
+                await wait_all_tasks_blocked()
+        assert served == order
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("holders", "newcomer", "yielding"),
+    [
+        (["9.9.9.9", "9.9.9.8"], "20.1.1.1", [True, True]),
+        (["9.9.9.9", "20.1.1.1"], "21.1.1.1", [True, True]),  # it would hold as much as each of them
+        (["9.9.9.9", "20.1.1.1"], "20.1.1.2", [False, True]),  # its network would hold more than 9.9.9.0/24
+        (["9.9.9.9", "9.9.9.9 known"], "20.1.1.1", [True, False]),
+        (["9.9.9.9", "9.9.9.9 known"], "9.9.9.9 known", [True, True]),
+    ],
+)
+def test_who_holds_less_than_a_newcomer_would_need_not_yield(
+    holders: list[str], newcomer: str, yielding: list[bool]
+) -> None:
+    async def scenario() -> None:
+        ips = [*holders, newcomer]
+        standings = {NodeId(f"{n}"): PeerStanding(ip.split()[0], "known" in ip) for n, ip in enumerate(ips)}
+        budget = ByteBudget(total=100, per_peer=50)
+        budget.share_by(standings.__getitem__)
+        peers = list(standings)
+        for peer in peers[:-1]:
+            await budget.reserve(peer, 50)
+        assert not any(budget.must_yield(peer) for peer in peers)  # nobody waits
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(budget.reserve, peers[-1], 50)
+            await wait_all_tasks_blocked()
+            assert [budget.must_yield(peer) for peer in peers[:-1]] == yielding
+            assert not budget.must_yield(peers[-1])
+            tasks.cancel_scope.cancel()
 
     run(scenario)
 

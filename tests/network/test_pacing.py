@@ -83,6 +83,21 @@ def test_the_limit_can_change() -> None:
     run(scenario)
 
 
+def test_a_limit_holds_again_after_a_time_without_one() -> None:
+    async def scenario() -> None:
+        pacer = UploadPacer(1000)
+        await pacer.spend(1000)
+        pacer.limit(None)
+        await pacer.spend(10**9)
+        pacer.limit(1000)
+        started = anyio.current_time()
+        for _ in range(11):
+            await pacer.spend(1000)
+        assert anyio.current_time() - started >= 10 - BURST_SECONDS
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("later", "seconds"), [(10_000, 0.1), (None, 0.0), (100, 10.0)])
 def test_what_was_granted_is_paid_for_at_the_new_limit(later: float | None, seconds: float) -> None:
     async def scenario() -> None:

@@ -25,6 +25,7 @@ CHANGES: dict[str, JsonValue] = {
     "training_schedule": ["mon-fri 18:00-08:00"],
     "network_schedule": "sat-sun 00:00-24:00",
     "max_upload": "2.5",
+    "upload_percent": 50,
     "monthly_quota": 100,
     "spare_metered": "false",
     "cpu_percent": 50,
@@ -39,7 +40,7 @@ def test_every_setting_that_holds_at_once_is_tried() -> None:
 
 def test_the_first_status_has_the_limit_that_the_owner_set(tmp_path: Path) -> None:
     """The dashboard shows it before the network is open."""
-    for options, limit in (({"max_upload": 2.5}, 312_500.0), ({}, None)):
+    for options, limit in (({"max_upload": 2.5}, 312_500.0), ({"upload_percent": 50}, 625_000.0), ({}, None)):
         status = first_status(load_settings({"data_dir": tmp_path, **options}, {}), 0.0, (), is_demo=False)
         assert status.network.upload_limit == limit
 

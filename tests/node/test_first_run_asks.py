@@ -64,9 +64,9 @@ def test_a_broken_file_of_autostart_is_told_and_keeps_nobody_from_the_wizard(tmp
     entry = tmp_path / ".config" / "autostart" / "neuroshard.desktop"
     entry.parent.mkdir(parents=True)
     places = places_here("linux", tmp_path, {})
-    assert surroundings_of(places).autostart_possible
+    assert surroundings_of(tmp_path, places).autostart_possible
     entry.write_bytes(b"\xff\xfe")
-    broken = surroundings_of(places)
+    broken = surroundings_of(tmp_path, places)
     assert not broken.autostart_possible
     assert str(entry) in broken.autostart_how
 

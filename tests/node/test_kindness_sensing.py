@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from neuroshard.host.sensors import (
     runs_on_battery,
     runs_on_battery_linux,
     session_idle_seconds,
+    training_gpus,
 )
 from tests.worlds.system_programs import xvfb_path
 
@@ -151,6 +153,41 @@ def test_what_windows_says_of_full_screen() -> None:
     assert told == [False, True, True, True, False, False, False]
     assert isinstance(full_screen_from_state(-2147467259, 0), Unknown)
     assert isinstance(full_screen_from_state(0, 99), Unknown)
+
+
+class Cards:
+    """As much of pynvml as names GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *names: str, has_driver: bool = True) -> None:
+        self._names, self._has_driver = names, has_driver
+
+    def nvmlInit(self) -> None:  # noqa: N802 - pynvml's name
+        if not self._has_driver:
+            raise self.NVMLError
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self._names)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> str:  # noqa: N802
+        return self._names[number]
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return handle
+
+    def nvmlDeviceGetMemoryInfo(self, _: str) -> Any:  # noqa: N802
+        return SimpleNamespace(total=12_884_901_888)
+
+
+def test_the_gpus_that_may_train_are_named() -> None:
+    assert training_gpus("linux", "x86_64", Cards("RTX A", "RTX B")) == ["RTX A (13 GB)", "RTX B (13 GB)"]
+    assert training_gpus("linux", "x86_64", Cards()) == []
+    assert training_gpus("win32", "AMD64", Cards("RTX A", has_driver=False)) == []
+    assert training_gpus("darwin", "arm64") == ["Apple GPU"]
+    assert training_gpus("darwin", "x86_64") == []
+    assert isinstance(training_gpus(), list)  # the real library, with or without a driver
 
 
 class Driver:

@@ -36,20 +36,75 @@ class Model(NamedTuple):
     head: int  # parameters of the first stage
     body: int  # of the second
     tail: int  # of the last
+    rank: int  # of the subspace
+    free: int  # blocks
+    billions: float  # parameters that are trained in the subspace, as the table has them
 
 
 MODELS = {
     "llama_8B_C": Model(
-        4_096, 32, 32, 14_336, 50_265, 4_096, (1,) * 32, 7_391_096_832, 423_989_248, 218_103_808, 423_993_344
+        4_096,
+        32,
+        32,
+        14_336,
+        50_265,
+        4_096,
+        (1,) * 32,
+        7_391_096_832,
+        423_989_248,
+        218_103_808,
+        423_993_344,
+        40,
+        1,
+        4.870,
     ),
     "reparam_500M": Model(
-        1_536, 16, 16, 6_144, 50_265, 1_024, (4,) * 4, 720_646_656, 218_764_800, 141_557_760, 218_766_336
+        1_536,
+        16,
+        16,
+        6_144,
+        50_265,
+        1_024,
+        (4,) * 4,
+        720_646_656,
+        218_764_800,
+        141_557_760,
+        218_766_336,
+        30,
+        4,
+        0.506,
     ),
     "reparam_1B_C": Model(
-        2_048, 16, 32, 7_168, 128_256, 2_048, (3, 4, 4, 5), 1_397_753_856, 426_246_144, 218_103_808, 535_300_096
+        2_048,
+        16,
+        32,
+        7_168,
+        128_256,
+        2_048,
+        (3, 4, 4, 5),
+        1_397_753_856,
+        426_246_144,
+        218_103_808,
+        535_300_096,
+        40,
+        5,
+        0.937,
     ),
     "reparam_5B_C": Model(
-        4_096, 32, 32, 14_336, 128_256, 4_096, (8,) * 4, 8_029_999_104, 2_270_167_040, 1_744_830_464, 2_270_171_136
+        4_096,
+        32,
+        32,
+        14_336,
+        128_256,
+        4_096,
+        (8,) * 4,
+        8_029_999_104,
+        2_270_167_040,
+        1_744_830_464,
+        2_270_171_136,
+        40,
+        8,
+        5.716,
     ),
     "reparam_8B_C": Model(
         5_120,
@@ -63,6 +118,9 @@ MODELS = {
         2_732_851_200,
         1_730_150_400,
         2_732_856_320,
+        51,
+        6,
+        8.632,
     ),
     "reparam_13B_C": Model(
         5_120,
@@ -76,6 +134,9 @@ MODELS = {
         2_040_791_040,
         1_384_120_320,
         1_348_736_000,
+        51,
+        2,
+        12.234,
     ),
 }
 each_model = pytest.mark.parametrize("name", MODELS)
@@ -111,6 +172,8 @@ def test_sizes_options_and_stages_are_those_of_the_run(name: str, tmp_path: Path
         norm_reorder=True,
         trainable_rmsnorm=False,
         initialisation="depth",
+        subspace_rank=expected.rank,
+        free_blocks=expected.free,
     )
     assert tuple(len(layers) for layers in plan_of(made)) == expected.stages
     assert (made.stage_count, made.sequences_per_step) == (len(expected.stages), 32)
@@ -118,13 +181,24 @@ def test_sizes_options_and_stages_are_those_of_the_run(name: str, tmp_path: Path
 
 @each_model
 def test_dense_parameters_are_counted_on_the_meta_device(name: str, tmp_path: Path) -> None:
-    expected, made = MODELS[name], named(tmp_path, name)
+    expected, made = MODELS[name], named(tmp_path, name, ", use_compression = false")
     plan = plan_of(made)
     with torch.device("meta"):
         counts = [TensorSchema.of(StageModel(made.architecture, layers)).total_size for layers in plan]
     assert sum(counts) == parameter_count(made.architecture) == expected.dense
     assert (counts[0], counts[1], counts[-1]) == (expected.head, expected.body, expected.tail)
     assert counts == [parameter_count(made.architecture, layers) for layers in plan]
+
+
+@each_model
+def test_the_subspace_leaves_as_many_parameters_to_train_as_the_table_says(name: str, tmp_path: Path) -> None:
+    expected, made = MODELS[name], named(tmp_path, name)
+    counts = [parameter_count(made.architecture, layers) for layers in plan_of(made)]
+    assert sum(counts) == parameter_count(made.architecture)
+    assert round(sum(counts) / 1e9, 3) == expected.billions
+    with torch.device("meta"):
+        tail = StageModel(made.architecture, plan_of(made)[-1])
+    assert TensorSchema.of(tail).total_size == counts[-1]
 
 
 @each_model
@@ -136,12 +210,19 @@ def test_bytes_of_a_token_at_each_edge(name: str) -> None:
 
 def test_entries_beside_the_name_replace_its_own(tmp_path: Path) -> None:
     plain = named(tmp_path, "reparam_500M")
-    changed = named(tmp_path, "reparam_500M", ", sequence_length = 256, trainable_rmsnorm = true, hidden_dim = 1024")
-    assert (changed.architecture.sequence_length, changed.architecture.trainable_rmsnorm) == (256, True)
+    changed = named(
+        tmp_path,
+        "reparam_500M",
+        ", sequence_length = 256, trainable_rmsnorm = false, norm_reorder = false, hidden_dim = 1024",
+    )
+    assert (changed.architecture.sequence_length, changed.architecture.norm_reorder) == (256, False)
     assert changed.architecture.feed_forward_size == 4_096  # 1.3 times 2,730, up to the next multiple of 1,024
     assert changed.stage_layers == plain.stage_layers
     exact = named(tmp_path, "reparam_500M", ", feed_forward_size = 5_000")
     assert exact.architecture.feed_forward_size == 5_000
+    dense = named(tmp_path, "reparam_500M", ", subspace_rank = 0")
+    assert (dense.architecture.subspace_rank, dense.architecture.free_blocks) == (0, 0)
+    assert named(tmp_path, "reparam_500M", ", subspace_rank = 64").architecture.subspace_rank == 64
     assert plan_of(named(tmp_path, "reparam_500M", rest="num_stages = 3")) == plan_of(
         named(tmp_path, "reparam_500M", rest="stage_layers = [6, 5, 5]")
     )
@@ -166,5 +247,6 @@ def test_mistakes_are_named(tmp_path: Path, entries: str, words: str) -> None:
 
 
 def test_other_programs_cannot_read_them() -> None:
-    (warning,) = model_warnings({"architecture": {"config": "llama_8B_C"}})
-    assert "formats hf and gguf cannot" in warning
+    formats, learning = model_warnings({"architecture": {"config": "llama_8B_C"}})
+    assert "subspace_rank = 40 sends" in learning
+    assert "formats hf and gguf cannot" in formats

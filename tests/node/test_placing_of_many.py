@@ -87,7 +87,7 @@ class Resident:
                 self.stages, self.is_ready = stages, is_ready
                 self.speak()
                 await anyio.sleep(0 if is_ready else FETCH_SECONDS)
-            stages = await Relocating(self.swarm, self.windows).wanted()
+            stages = (await Relocating(self.swarm, self.windows).wanted()).stages
             self.moves += 1
 
     def speak(self, *, leaving: bool = False) -> None:

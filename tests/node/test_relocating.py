@@ -24,7 +24,7 @@ def test_a_paused_node_stays_and_goes_when_it_is_resumed(tmp_path: Path) -> None
             gone = list[StageRange]()
 
             async def go(relocating: Relocating) -> None:
-                gone.append(await relocating.wanted())
+                gone.append((await relocating.wanted()).stages)
 
             for relocating in going:
                 world.tasks.start_soon(go, relocating)

@@ -54,7 +54,10 @@ admission = "strangers"
 seeds = ["{SEED}"]
 wire_precision = "int4"
 wire_precision_gradients = "int8"
+data_plane = "star"
 routing = "lanes"
+subspace_cache_mb = 9
+subspace_sha256 = ""
 
 [architecture]
 hidden_size = 64
@@ -135,8 +138,10 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
         seeds=(SEED,),
         wire_precision="int4",
         wire_precision_gradients="int8",
+        data_plane="star",
         routing="lanes",
         stage_layers=(1, 1),
+        subspace_cache_mb=9,
     )
 
 
@@ -366,6 +371,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("admission = true", "admission = True cannot be used"),
         ("wire_precision = 'int2'", "wire_precision = 'int2' cannot be used: Expected one of fp32"),
         ("wire_precision_gradients = 'same'", "wire_precision_gradients = 'same' cannot be used: Expected one of "),
+        ("data_plane = 'ring'", "data_plane = 'ring' cannot be used: Expected one of chain, star"),
         ("routing = 'fastest'", "routing = 'fastest' cannot be used: Expected one of lanes, balanced"),
         ("admission = 'strangers'\nrouting = 'balanced'", "routing must be lanes where strangers are admitted"),
         ("outer_momentum = 1", "outer_momentum = 1 cannot be used"),

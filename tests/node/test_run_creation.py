@@ -13,6 +13,7 @@ from benchmarks.node_process import TOKEN
 from neuroshard.data.manifest import parse_manifest
 from neuroshard.errors import DataError, DataUnavailableError, UsageError
 from neuroshard.identity import TokenSecret, Wallet, parse_token
+from neuroshard.model.subspace_basis import basis_sha256, subspace_basis
 from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
 from neuroshard.runs.offer import RunOffer, read_offer
 from neuroshard.runs.run_file import RunConfig
@@ -41,6 +42,14 @@ def test_a_run_pins_its_data_and_is_stored(owner: Owner, made: RunOffer, small_g
     assert made.owner == owner.wallet.wallet_id
     assert JoinedRuns(owner.data_dir).load(made.run_id) == made
     assert read_offer(made.to_json()) == made
+
+
+def test_the_owner_signs_the_basis_of_a_subspace(owner: Owner, small_genesis: Path) -> None:
+    config = {**CONFIG, "num_stages": 2, "architecture": {"depth": 2, "sequence_length": 64, "subspace_rank": 8}}
+    made = create_run(owner, config, str(small_genesis)).offer
+    shape, seed = made.parameters.architecture, made.parameters.initial_weights_seed
+    assert (shape.subspace_rank, shape.free_blocks) == (8, 1)
+    assert made.parameters.subspace_sha256 == basis_sha256(subspace_basis(shape.hidden_size, 8, seed))
 
 
 def test_the_same_file_wallet_and_data_are_the_same_run(owner: Owner, made: RunOffer, small_genesis: Path) -> None:

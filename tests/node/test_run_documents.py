@@ -15,6 +15,7 @@ from neuroshard.runs.run_file import LATER_NAMES, NAMES, TABLES, new_parameters
 DOCS = Path(__file__).parents[2] / "docs"
 COLUMNS = 6  # of the table of all names
 DERIVED = {
+    "subspace_sha256",
     "wire_precision",  # by the number of stages
     "architecture",
     "genesis",

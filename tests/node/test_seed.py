@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
 
 import anyio
 import pytest
 import trio
+from trio.testing import MockClock
 
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.identity import sign_claim
 from neuroshard.membership.announcements import Announcement, directory_namespace
 from neuroshard.membership.claim_intake import signed_announcement
 from neuroshard.messages import Frame
-from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
+from neuroshard.network import Connection, Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, libp2p_network
+from neuroshard.network.limits import UploadPacer
+from neuroshard.network.line import ASSUMED_UPLOAD, UploadLine
 from neuroshard.network.transport import RECORD_KIND
-from neuroshard.node.seed import DEFAULT_PORT, seed_settings
+from neuroshard.node.seed import DEFAULT_PORT, pace_upload, seed_settings
 from neuroshard.runs.exchange import RUN_KIND
 from neuroshard.runs.offer import RunRequest
-from neuroshard.types import LayerRange, RunId
+from neuroshard.status.snapshot import ConnectionKind
+from neuroshard.types import LayerRange, NodeId, RunId
 from tests.worlds.claims import identity_of
 from tests.worlds.processes import running_seed
 
 RUN = RunId("ab" * 32)
 PLACE = directory_namespace(RUN)
 MEETING_SECONDS = 20.0
+FAR = Connection(NodeId("far"), "", ConnectionKind.DIRECT, is_outbound=True, since=0.0, is_far=True)
 
 
 def test_a_seed_has_a_folder_and_a_port_of_its_own(tmp_path: Path) -> None:
@@ -42,6 +48,24 @@ def test_a_seed_has_a_folder_and_a_port_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "seed").mkdir()
     (tmp_path / "seed" / "config.toml").write_text("p2p_port = 4200\n")
     assert seed_settings({}, tmp_path, {}).settings.p2p_port == 4200
+
+
+def test_a_seed_sends_at_most_the_owners_share_of_its_line(tmp_path: Path) -> None:
+    settings = seed_settings({}, tmp_path, {"NEUROSHARD_UPLOAD_PERCENT": "25"}).settings
+    line, clock = UploadLine(settings.data_dir), MockClock(autojump_threshold=0)
+
+    def sending() -> list[Connection]:
+        sent = int(clock.current_time() * 4e6)
+        return [replace(FAR, bytes_sent=sent, bytes_arrived=sent, busy_seconds=clock.current_time())]
+
+    async def main() -> list[float | None]:
+        upload = UploadPacer(line.limit(settings))
+        before = upload.bytes_per_second
+        with anyio.move_on_after(10):
+            await pace_upload(settings, line, upload, sending, clock.current_time)
+        return [before, upload.bytes_per_second]
+
+    assert trio.run(main, clock=clock) == [ASSUMED_UPLOAD / 4, pytest.approx(1e6, rel=0.01)]  # pyright: ignore
 
 
 @pytest.mark.process

@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from neuroshard.config.run_parameters import InnerOptimization, InnerOptimizerName
+from neuroshard.errors import StorageError
 from neuroshard.network import Link
 from neuroshard.node.stage_copies import CopyTimes, copy_is_due
+from neuroshard.state.backup_copy import BackupCopy
 from tests.worlds.nodes import StageWorld, copies_of, living, play, steps_of, until_held
 
 
@@ -244,6 +246,30 @@ def test_no_copy_is_kept_beyond_what_the_owner_allows(tmp_path: Path, caplog: py
     told = [record.message for record in caplog.records if "No copy of layers" in record.message]
     assert told
     assert len(told) <= 6  # once for each stage at each node, not every few seconds
+
+
+def test_a_copy_that_cannot_be_stored_keeps_no_place_at_its_donor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last write fails, and the donor would wait for three minutes."""
+    tried = list[str]()
+
+    def fail(copy: BackupCopy, *_: object) -> None:
+        tried.append(copy.folder.name)
+        raise StorageError("The disk is full.")
+
+    monkeypatch.setattr(BackupCopy, "keep", fail)
+
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 1, 2], moves=False) as nodes:
+            with anyio.fail_after(120):
+                while not tried:
+                    await anyio.sleep(1)
+            with anyio.fail_after(60):
+                while any(node.swarm.donor.receivers for node in nodes):
+                    await anyio.sleep(1)
+
+    play(tmp_path, scenario)
 
 
 def test_when_a_copy_is_due() -> None:

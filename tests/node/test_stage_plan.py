@@ -39,7 +39,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_memory_of_head_body_and_tail(name: str) -> None:
-    made = parameters_of({"config": name}, batch_size=1)
+    made = parameters_of({"config": name, "use_compression": False}, batch_size=1)
     stages = planned_stages(made)
     found = [stages[place] for place in (0, 1, -1)]
     assert [stage.tier_mb / 1_000 for stage in found] == list(LIMITS[name])

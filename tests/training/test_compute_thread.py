@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from itertools import pairwise
 from threading import Event
 
@@ -182,18 +183,18 @@ def test_a_thread_that_rests_closes_at_once() -> None:
     assert last.result(timeout=0) == "the last one"
 
 
-def test_what_fails_on_the_accelerator_is_told_and_the_next_job_runs(
-    compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_on_the_accelerator_is_told_and_the_next_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slowed job waits for the accelerator, which is where its late errors come out."""
 
-    def fail() -> None:
+    def fail(_device: torch.device) -> None:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    compute.throttle(0.9)
-    with pytest.raises(RuntimeError, match="illegal"):
-        compute.submit(lambda: "begun").result(timeout=60)
-    monkeypatch.undo()
-    assert compute.submit(lambda: "done").result(timeout=60) == "done"
+    waited = list[torch.device]()
+    monkeypatch.setattr(torch.accelerator, "synchronize", fail)
+    with closing(ComputeThread(1, device=torch.device("xpu", 1))) as thread:
+        thread.throttle(0.9)
+        with pytest.raises(RuntimeError, match="illegal"):
+            thread.submit(lambda: "begun").result(timeout=60)
+        monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+        assert thread.submit(lambda: "done").result(timeout=60) == "done"
+    assert waited == [torch.device("xpu", 1)]

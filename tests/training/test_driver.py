@@ -221,7 +221,7 @@ class FailingHop(LocalStageClient):
         self._errors = errors
         self.seen = list[MicrobatchKey]()
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         self.seen.append(key)
         error = self._errors.pop(len(self.seen), None)
         if error is not None:
@@ -231,7 +231,7 @@ class FailingHop(LocalStageClient):
     async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
         return await self._hop.backward(key, gradient)
 
-    async def infer(self, inputs: Tensor) -> Tensor:
+    async def infer(self, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         return await self._hop.infer(inputs)
 
     async def close(self, driver: NodeId, session: int) -> None:

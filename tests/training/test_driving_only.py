@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from neuroshard.errors import NotReadyError
 from neuroshard.network import InMemoryNetwork
+from neuroshard.pipeline.chain_server import Neighbours
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient, StageClientOptions
@@ -27,7 +28,7 @@ from neuroshard.status.snapshot import NodeState
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.trainer import Trainer
 from neuroshard.types import DataPosition, LayerRange, NodeId, ShardId
-from tests.worlds.stages import ARCHITECTURE, IDENTITY, SHARD_WINDOWS, MemoryFeed, make_stage, make_trainer
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, SHARD_WINDOWS, MemoryFeed, key, make_stage, make_trainer
 from tests.worlds.trainers import CUTS, SPLIT, WHOLE, make_stages, parts_of, weights
 
 HOLDER = NodeId("holder")
@@ -42,10 +43,11 @@ class Swarm:
         self.network = InMemoryNetwork(Random(5))
         stages = make_stages(compute, folder)
         self.holder = Trainer(TrainerParts(SPLIT, parts_of(compute, stages)))
-        endpoints = StageRequestHandlers(SHAPES)
+        endpoints, transport = StageRequestHandlers(SHAPES), self.network.join(HOLDER)
+        neighbours = Neighbours(transport, lambda node, _layers: node == HOLDER)
         for part, stage, shapes in zip(self.holder.parts.stages, STAGES, SHAPES, strict=True):
-            endpoints.add(StageRequestHandler(part.service, stage, shapes))
-        endpoints.serve(self.network.join(HOLDER))
+            endpoints.add(StageRequestHandler(part.service, stage, shapes, neighbours=neighbours))
+        endpoints.serve(transport)
 
     def trainer(
         self,
@@ -199,6 +201,54 @@ def test_a_pause_does_not_wait_for_ever_for_stages_that_do_not_answer(compute: C
         trainer.stop()
 
     play(swarm, trainer, scenario=scenario, clock=MockClock(rate=50))
+
+
+@pytest.mark.parametrize(("abandons_work", "least", "most"), [(False, 9.0, 30.0), (True, 0.4, 9.0)])
+def test_an_end_waits_for_open_microbatches_unless_they_cannot_end(
+    compute: ComputeThread, tmp_path: Path, *, abandons_work: bool, least: float, most: float
+) -> None:
+    swarm = Swarm(compute, tmp_path)
+
+    async def main() -> None:
+        first = swarm.holder.parts.stages[0].service
+        async with anyio.create_task_group() as holding:
+            holding.start_soon(swarm.holder.run)
+            while not first.intake.is_admitting:
+                await anyio.sleep(0.01)
+            await first.forward(key(1), torch.zeros((1, ARCHITECTURE.sequence_length), dtype=torch.int64))
+            swarm.holder.stop(abandons_work=abandons_work)
+            began = trio.current_time()
+        assert least < trio.current_time() - began < most
+        assert first.counts.given_up == 1
+
+    with ExitStack() as stack:
+        stack.enter_context(swarm.network)
+        trio.run(main, clock=MockClock(rate=20))
+
+
+@pytest.mark.parametrize(("abandons_work", "least", "most"), [(False, 9.0, 30.0), (True, 0.0, 9.0)])
+def test_a_driver_waits_for_its_microbatches_unless_they_cannot_end(
+    compute: ComputeThread, tmp_path: Path, *, abandons_work: bool, least: float, most: float
+) -> None:
+    swarm = Swarm(compute, tmp_path)
+    trainer, times = swarm.trainer(), list[float]()
+
+    async def drive() -> None:
+        await trainer.run()
+        times.append(trio.current_time())
+        swarm.holder.resume()
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as driving:
+            driving.start_soon(drive)
+            await steps_reach(trainer, 1)
+            swarm.holder.pause()
+            await swarm.holder.wait_until_paused()
+            times.append(trio.current_time())
+            trainer.stop(abandons_work=abandons_work)
+
+    play(swarm, scenario=scenario, clock=MockClock(rate=20))
+    assert least < times[1] - times[0] < most
 
 
 def test_it_evaluates_while_nothing_is_under_way(compute: ComputeThread, tmp_path: Path) -> None:

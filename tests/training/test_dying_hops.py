@@ -142,7 +142,9 @@ class AwayHop(LocalStageClient):
         self._gone_from = gone_from
         self.refused = 0
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         if self._gone_from <= anyio.current_time() < self._gone_from + 60:
             self.refused += 1
             await anyio.sleep(10)

@@ -10,6 +10,7 @@ import trio
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import Evaluation, paired_difference
 from neuroshard.errors import CheckpointError
+from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.evaluator import evaluation_is_due
 from neuroshard.training.record import MAX_EVALUATIONS, EvaluationRecord
@@ -123,3 +124,27 @@ def test_an_evaluation_leaves_no_gradients(compute: ComputeThread, tmp_path: Pat
     trio.run(make_trainer(compute, make_stage(compute, tmp_path / "b")).run, 1)
     fresh = make_trainer(compute, make_stage(compute, tmp_path / "b"))
     assert fresh.record.evaluations.evaluations[0].mean == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_the_mean_of_the_replicas_is_measured_instead_of_the_own_weights(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    trainer = make_trainer(compute, make_stage(compute, tmp_path))
+    trio.run(trainer.run, 3)
+    drive, record = trainer._loops.drive, trainer.record
+    assert drive is not None
+    drive.evaluator._control = Control()  # the present one has stopped
+    answers = [(), (1.0,) * 32, (1.0,) * 32]
+
+    async def of_replicas() -> tuple[float, ...] | None:
+        return answers.pop(0)
+
+    def measured() -> float | None:
+        return trio.run(drive.evaluator.measure, record, of_replicas)
+
+    count = len(record.evaluations.evaluations)
+    assert measured() is None  # it cannot be measured now
+    assert measured() == 1.0
+    assert record.evaluations.evaluations[-1].losses == (1.0,) * 32
+    assert measured() is None  # no round since
+    assert len(record.evaluations.evaluations) == count + 1

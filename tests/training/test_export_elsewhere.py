@@ -23,11 +23,12 @@ from torch import Tensor
 
 from neuroshard.data.chat_template import conversation_text
 from neuroshard.data.tokenizer import BOS, FIRST_BYTE_ID, Tokenizer, learn_merges
-from neuroshard.errors import StorageError, UsageError
+from neuroshard.errors import CheckpointError, StorageError, UsageError
 from neuroshard.model.architecture import StagePlan
+from neuroshard.model.subspace import Subspace
 from neuroshard.model.transformer import StageModel
 from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages
-from neuroshard.state.checkpoint_manifest import CheckpointMeta
+from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.state.export import export_gguf, export_huggingface, export_torch, require_gguf
 from neuroshard.state.staging_buffers import StagingBuffers
@@ -35,12 +36,14 @@ from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.training.text_generation import allowed_ids
 from neuroshard.types import Architecture, NodeId, RunId, WalletId
 
+SUBSPACE_SEED = 4
 CONTEXT = 256  # the least that llama.cpp takes
 
 
 def made_model(architecture: Architecture, seed: int = 5) -> StageModel:
     """Weights large enough that no two tokens are nearly as likely as each other."""
-    model, generator = StageModel(architecture), torch.Generator().manual_seed(seed)
+    subspace = Subspace(architecture, SUBSPACE_SEED) if architecture.subspace_rank else None
+    model, generator = StageModel(architecture, None, subspace), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -57,7 +60,14 @@ def save_in_stages(model: StageModel, folder: Path, stage_count: int) -> tuple[S
         staging = StagingBuffers(TensorLayout.of(tensors))
         staging.copy_from(tensors)
         meta = CheckpointMeta(
-            WalletId("ab" * 8), NodeId("node"), RunId("cd" * 32), model.architecture, layers, step=7, time=1e9
+            WalletId("ab" * 8),
+            NodeId("node"),
+            RunId("cd" * 32),
+            model.architecture,
+            layers,
+            step=7,
+            time=1e9,
+            subspace_seed=SUBSPACE_SEED if model.architecture.subspace_rank else None,
         )
         place = folder / f"node-{number}" / "checkpoints" / meta.wallet_id / meta.run_id / f"layers-{number}"
         CheckpointStore(place).write(meta, staging)
@@ -118,6 +128,10 @@ ARCHITECTURES = {
     "reordered, norms over the width": replace(GROUPED, norm_reorder=True, qk_norm="width"),
     "reordered, frozen norms over the width": replace(
         GROUPED, norm_reorder=True, qk_norm="width", trainable_rmsnorm=False
+    ),
+    "a subspace": replace(GROUPED, subspace_rank=16, free_blocks=1),
+    "a subspace, reordered": replace(
+        GROUPED, norm_reorder=True, qk_norm="width", trainable_rmsnorm=False, subspace_rank=24, free_blocks=2
     ),
 }
 each_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES)
@@ -215,6 +229,38 @@ def test_models_without_a_ready_class_are_refused_with_the_reason(
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert weights["architecture"] == asdict(architecture)
     assert ("attention.norms.query.weight" in weights["layers"][2]) == (qk_norm != "none")
+
+
+@pytest.mark.parametrize("stage_count", [1, 3])
+def test_factors_are_multiplied_out(stage_count: int, tmp_path: Path) -> None:
+    factored = replace(GROUPED, subspace_rank=16, free_blocks=1, norm_reorder=True, qk_norm="head")
+    factored = replace(factored, trainable_rmsnorm=False)  # of these norms only the format torch is possible
+    model = made_model(factored)
+    stages = save_in_stages(model, tmp_path, stage_count)
+    export_torch(stages, tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    plain = StageModel(replace(factored, subspace_rank=0, free_blocks=0))
+    tokens = torch.randint(0, factored.vocabulary_size, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            place, _, rest = name.removeprefix("layers.").partition(".")
+            parameter.copy_(
+                saved["layers"][int(place)].pop(rest) if place.isdigit() else saved["outside_layers"].pop(name)
+            )
+        expected = model.logits(model(tokens))
+        assert (plain.logits(plain(tokens)) - expected).norm() <= 1e-5 * expected.norm()
+    assert not any([*saved["layers"].values(), saved["outside_layers"]])  # nothing else was written
+
+
+def test_a_state_with_factors_names_its_seed(tmp_path: Path) -> None:
+    (stage,) = save_in_stages(made_model(ARCHITECTURES["a subspace"]), tmp_path, 1)
+    assert stage.manifest.meta.subspace_seed == SUBSPACE_SEED
+    (plain,) = save_in_stages(made_model(GROUPED), tmp_path / "plain", 1)
+    assert plain.manifest.meta.subspace_seed is None
+    assert b"subspace" not in encode_manifest(plain.manifest)
+    nameless = replace(stage.manifest, meta=replace(stage.manifest.meta, subspace_seed=None))
+    with pytest.raises(CheckpointError, match="does not name the seed"):
+        export_huggingface([replace(stage, manifest=nameless)], tmp_path / "model", TABLE)
 
 
 @needs_gguf

@@ -32,10 +32,12 @@ def fails_at(loss: Loss, calls: set[int]) -> Loss:
     """The same computation, which runs out of memory at these calls, when its gradients are half there."""
     count = 0
 
-    def failing(executor: StageExecutor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    def failing(
+        executor: StageExecutor, inputs: Tensor, labels: Tensor, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         nonlocal count
         count += 1
-        result = loss(executor, inputs, labels)
+        result = loss(executor, inputs, labels, ids)
         if count in calls:
             raise torch.OutOfMemoryError(OTHERS_HAVE_IT)
         return result

@@ -309,3 +309,32 @@ def test_strangers_measure_every_aggregate(compute: ComputeThread, learned: tupl
     vote.pin(HeldOut(windows(-1, 32), 4.0))
     assert trio.run(vote.objection, gained, ROOT) == ""
     assert trio.run(vote.objection, -gained, OTHER_ROOT)
+
+
+def test_the_mean_of_the_last_round_is_measured_once_and_only_while_it_is_known(
+    compute: ComputeThread, learned: tuple[Stage, OuterSync, Tensor], local: Tensor
+) -> None:
+    stage, outer, _ = learned
+    vote = vote_of(compute, stage, outer, VoteRule(seconds=0.0))  # a slow computer has no time for votes
+    assert trio.run(vote.measured_mean) is None  # no round yet
+    velocity = torch.randn(local.shape, generator=torch.Generator().manual_seed(1))
+    outer.replace_state(replace(outer.state, anchor=local - 0.5 * velocity, velocity=velocity))
+    outer.progress = replace(outer.progress, lead=0.5)
+    assert trio.run(vote.measured_mean) == ()  # until the root of the state is known
+    trio.run(outer.update_root)
+    infer, passes = stage.executor.infer, list[int]()
+
+    def counted(inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        passes.append(len(inputs))
+        return infer(inputs, labels)
+
+    stage.executor.infer = counted  # type: ignore[method-assign]
+    measured = trio.run(vote.measured_mean)
+    rows = windows(-1, 32)
+    with other_weights(stage.executor.model, local):
+        expected = infer(rows[:, :-1], rows[:, 1:]) / (rows.shape[1] - 1)
+    assert measured == pytest.approx(expected.tolist(), rel=1e-4)
+    assert vote.mean_losses == trio.run(vote.measured_mean) == measured
+    assert sum(passes) == 32
+    outer.progress = replace(outer.progress, last_failure="nobody answered")
+    assert trio.run(vote.measured_mean) is None

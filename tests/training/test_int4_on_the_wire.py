@@ -109,7 +109,7 @@ def test_what_is_not_a_number_is_refused(value: float) -> None:
     activations[0, 2, 3] = value
     parts = {part.spec.name: part for part in to_wire("x", activations, INT4)}
     with pytest.raises(RefusedTensorError, match="not a finite number"):
-        from_wire("x", parts, INT4)
+        from_wire("x", parts, INT4, 100)
 
 
 @pytest.mark.parametrize("scale", [-1.0, -0.0, 1e-39, float("inf"), float("nan")])
@@ -137,10 +137,10 @@ def test_parts_of_another_shape_or_precision_are_refused() -> None:
         {"x": part_of("x", torch.zeros(1, 5, 35, dtype=torch.uint8)), "x/scales": scales},
     ):
         with pytest.raises(RefusedTensorError):
-            from_wire("x", wrong, INT4)
+            from_wire("x", wrong, INT4, 70)
     whole = {"x": codes, "x/scales": scales}
     for precision in (WirePrecision.FP32, WirePrecision.BF16, WirePrecision.INT8):
         with pytest.raises(RefusedTensorError):
-            from_wire("x", whole, precision)
+            from_wire("x", whole, precision, 70)
     with pytest.raises(RefusedTensorError):
         from_wire("x", whole, INT4, 68)

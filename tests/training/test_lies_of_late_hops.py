@@ -27,7 +27,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import LARGEST_RECEIVED, StageShapes
 from neuroshard.types import MAX_LOSS, LayerRange, NodeId, RunId
-from tests.worlds.stages import ARCHITECTURE, LABELS, activations, key
+from tests.worlds.stages import ARCHITECTURE, HIDDEN, LABELS, activations, key
 
 LAST = StageAddress(RunId("1" * 64), LayerRange(2, ARCHITECTURE.layer_count), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, LAST.layers, 4)
@@ -62,7 +62,7 @@ async def refused(operation: Operation, answers: Answers) -> list[tuple[NodeId, 
 
     async def lying(_sender: NodeId, frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()
-        return answers(read_request(frame, LAST))
+        return answers(read_request(frame, LAST, HIDDEN))
 
     with InMemoryNetwork() as network:
         network.join(LIAR).serve(operation.value, lying, request_limits(operation, SHAPES))
@@ -121,7 +121,7 @@ def test_held_out_losses_that_cannot_be_are_refused(losses: tuple[float, float])
 
     async def lying(_sender: NodeId, frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()
-        return answer_frame(read_request(frame, LAST), StageAnswer(losses=torch.tensor(losses)))
+        return answer_frame(read_request(frame, LAST, HIDDEN), StageAnswer(losses=torch.tensor(losses)))
 
     async def main() -> None:
         with InMemoryNetwork() as network:

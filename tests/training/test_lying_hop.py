@@ -27,7 +27,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from tests.worlds.stages import ARCHITECTURE, activations, key
+from tests.worlds.stages import ARCHITECTURE, HIDDEN, activations, key
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 LAST = replace(STAGE, layers=LayerRange(2, ARCHITECTURE.layer_count))
@@ -37,36 +37,36 @@ Lie = Callable[[Frame], Frame]
 
 
 def nan_output(frame: Frame) -> Frame:
-    request = read_request(frame, STAGE)
+    request = read_request(frame, STAGE, HIDDEN)
     return answer_frame(request, StageAnswer(output=torch.full_like(activations(2), torch.nan)))
 
 
 def huge_output(frame: Frame) -> Frame:
-    return answer_frame(read_request(frame, STAGE), StageAnswer(output=1e20 * activations(2)))
+    return answer_frame(read_request(frame, STAGE, HIDDEN), StageAnswer(output=1e20 * activations(2)))
 
 
 def short_output(frame: Frame) -> Frame:
-    return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(1)))
+    return answer_frame(read_request(frame, STAGE, HIDDEN), StageAnswer(output=activations(1)))
 
 
 def unasked_loss(frame: Frame) -> Frame:
-    return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(2), loss_sum=1.0))
+    return answer_frame(read_request(frame, STAGE, HIDDEN), StageAnswer(output=activations(2), loss_sum=1.0))
 
 
 def no_output(frame: Frame) -> Frame:
-    return answer_frame(read_request(frame, STAGE), StageAnswer())
+    return answer_frame(read_request(frame, STAGE, HIDDEN), StageAnswer())
 
 
 def another_session(frame: Frame) -> Frame:
-    return answer_frame(replace(read_request(frame, STAGE), session=99), StageAnswer(output=activations(2)))
+    return answer_frame(replace(read_request(frame, STAGE, HIDDEN), session=99), StageAnswer(output=activations(2)))
 
 
 def another_microbatch(frame: Frame) -> Frame:
-    return answer_frame(replace(read_request(frame, STAGE), microbatch=99), StageAnswer(output=activations(2)))
+    return answer_frame(replace(read_request(frame, STAGE, HIDDEN), microbatch=99), StageAnswer(output=activations(2)))
 
 
 def another_operation(frame: Frame) -> Frame:
-    asked = replace(read_request(frame, STAGE), operation=Operation.BACKWARD)
+    asked = replace(read_request(frame, STAGE, HIDDEN), operation=Operation.BACKWARD)
     return answer_frame(asked, StageAnswer(output=activations(2)))
 
 
@@ -84,7 +84,7 @@ def blames_the_tensor(_frame: Frame) -> Frame:
 
 def too_much(frame: Frame) -> Frame:
     answer = StageAnswer(output=activations(4), gradient=activations(4))
-    return answer_frame(read_request(frame, STAGE), answer)
+    return answer_frame(read_request(frame, STAGE, HIDDEN), answer)
 
 
 def accident(_frame: Frame) -> Frame:
@@ -151,7 +151,7 @@ def test_logits_that_are_none_are_refused(answer: StageAnswer) -> None:
 
     async def lying(_sender: NodeId, frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()
-        return answer_frame(read_request(frame, LAST), answer)
+        return answer_frame(read_request(frame, LAST, HIDDEN), answer)
 
     async def main() -> None:
         with InMemoryNetwork() as network:
@@ -185,7 +185,7 @@ def test_a_stage_cannot_have_taken_longer_than_its_answer_did() -> None:
 
     async def boasting(_sender: NodeId, frame: Frame) -> Frame:
         await anyio.lowlevel.checkpoint()
-        return answer_frame(read_request(frame, STAGE), boast)
+        return answer_frame(read_request(frame, STAGE, HIDDEN), boast)
 
     async def main() -> None:
         with InMemoryNetwork() as network:

@@ -35,7 +35,7 @@ class ReplayingHop(LocalStageClient):
 
     first: Tensor | None = None
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         output = await super().forward(key, inputs)
         self.first = output if self.first is None else self.first
         return self.first

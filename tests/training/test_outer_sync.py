@@ -22,7 +22,7 @@ from neuroshard.consensus.sync_strategies import (
 )
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise, load_vector
-from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState, fresh_outer_state
+from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState, fresh_outer_state, replica_mean
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
@@ -396,3 +396,33 @@ def test_a_vote_names_the_state_with_the_work_that_the_certificate_states(comput
 
     one, same, other = trio.run(roots)
     assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("parameters", "lead"),
+    [(OuterOptimization(), 0.75), (OuterOptimization(momentum=0.0), 0.0), (OuterOptimization(learning_rate=0.7), None)],
+)
+def test_the_mean_of_the_replicas_follows_from_the_state_after_the_round(
+    compute: ComputeThread, parameters: OuterOptimization, lead: float | None
+) -> None:
+    model = model_of()
+    outer = sync_of(compute, model, parameters, LATE)
+    distances = list[Tensor]()
+
+    async def exchange(contribution: Tensor, outer_step: int) -> Agreed:
+        distances.append(contribution * 0.5)
+        return Agreed(distances[-1].clone(), 3, contribution.clone(), work=CertifiedWork(4))
+
+    for seed in (2, 3):
+        before = outer.state
+        move(model, seed)
+        outer.after_step(4)
+        assert trio.run(outer.run_round, exchange, 0.0)
+        assert outer.progress.lead == lead
+        if lead is not None:
+            mean = replica_mean(outer.state.anchor, outer.state.velocity, lead)
+            torch.testing.assert_close(mean, before.anchor - distances[-1], rtol=0, atol=1e-6)
+    move(model, 4)
+    outer.after_step(4)
+    assert trio.run(outer.run_round, lone_exchange, 0.0)
+    assert outer.progress.lead is None  # nobody else was there

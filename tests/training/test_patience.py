@@ -28,7 +28,7 @@ from neuroshard.pipeline.stage_client import LocalStageClient, RemoteStageClient
 from neuroshard.pipeline.stage_protocol import StageAddress, StageAnswer, answer_frame, read_request
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, NodeId, RunId
-from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, activations, chain_of, key
+from tests.worlds.stages import ARCHITECTURE, HIDDEN, INPUTS, LABELS, activations, chain_of, key
 
 STAGE = StageAddress(RunId("1" * 64), LayerRange(1, 2), 1)
 SHAPES = StageShapes.for_layers(ARCHITECTURE, STAGE.layers, 4)
@@ -57,7 +57,7 @@ class SlowLine:
     ) -> Frame:
         with anyio.fail_after(timeout_seconds):
             await anyio.sleep(self._seconds)
-        return answer_frame(read_request(frame, STAGE), StageAnswer(output=activations(2)))
+        return answer_frame(read_request(frame, STAGE, HIDDEN), StageAnswer(output=activations(2)))
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,15 @@ class Waiting(LocalStageClient):
         super().__init__(hop.service, node)
         self._until = until
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         await anyio.lowlevel.checkpoint()
         if anyio.current_time() < self._until:
             raise StageBusyError("The replicas of this stage synchronise.")
         return torch.zeros(*inputs.shape[:2], ARCHITECTURE.hidden_size)
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         await anyio.lowlevel.checkpoint()
         raise SpoiltMicrobatchError("This is the end.")
 

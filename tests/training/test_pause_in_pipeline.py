@@ -47,7 +47,9 @@ class Held(LocalStageClient):
         self._reached = reached
         self._sign = sign
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         self._reached.set()
         await self._sign.wait()
         return await super().loss(key, inputs, labels)
@@ -217,7 +219,7 @@ class Resting(LocalStageClient):
         self._until = until
         self._asked = asked
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         await anyio.lowlevel.checkpoint()
         self._asked.append(anyio.current_time())
         if anyio.current_time() < self._until:

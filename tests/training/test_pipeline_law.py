@@ -59,7 +59,7 @@ def test_any_split_gives_the_loss_and_gradients_of_the_whole_model(
 class RepeatingHop(LocalStageClient):
     """Asks for everything twice, the second time while the first is under way, as an impatient network does."""
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         answers = list[Tensor]()
 
         async def ask() -> None:
@@ -71,7 +71,9 @@ class RepeatingHop(LocalStageClient):
         assert torch.equal(*answers)
         return answers[0]
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         first, _ = await super().loss(key, inputs, labels)
         again, gradient = await super().loss(key, inputs, labels)
         assert torch.equal(first, again)
@@ -136,13 +138,15 @@ def test_a_microbatch_that_is_run_again_after_a_failure_is_accumulated_once(
             super().__init__(services[index])
             self.index = index
 
-        async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+        async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
             return self.lose(f"forward {self.index}", await super().forward(key, inputs))
 
         async def backward(self, key: MicrobatchKey, gradient: Tensor) -> Tensor | None:
             return self.lose(f"backward {self.index}", await super().backward(key, gradient))
 
-        async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        async def loss(
+            self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+        ) -> tuple[Tensor, Tensor | None]:
             return self.lose("loss", await super().loss(key, inputs, labels))
 
         def lose(self, call: str, answer: T) -> T:

@@ -52,11 +52,13 @@ class Replica:
         self._seconds = seconds
         self._turn = anyio.Lock()
 
-    async def forward(self, key: MicrobatchKey, inputs: Tensor) -> Tensor:
+    async def forward(self, key: MicrobatchKey, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         """Takes as long as a backward pass."""
         return await self._work(torch.zeros(1))
 
-    async def loss(self, key: MicrobatchKey, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    async def loss(
+        self, key: MicrobatchKey, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Takes as long as a backward pass."""
         return await self._work(torch.zeros(())), torch.zeros(1)
 
@@ -64,18 +66,18 @@ class Replica:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
 
-    async def infer(self, inputs: Tensor) -> Tensor:
+    async def infer(self, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
 
-    async def read(self, session: int, position: int, inputs: Tensor) -> Tensor:
+    async def read(self, session: int, position: int, inputs: Tensor, _ids: Tensor | None = None) -> Tensor:
         """Takes as long as a forward pass."""
         return await self._work(torch.zeros(1))
 
     async def forget(self, session: int) -> None:
         """Nothing is kept."""
 
-    async def measure(self, inputs: Tensor, labels: Tensor) -> Measured:
+    async def measure(self, inputs: Tensor, labels: Tensor, _ids: Tensor | None = None) -> Measured:
         """Takes as long as a forward pass."""
         return Measured(await self._work(torch.zeros(1)))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import anyio
 import pytest
 import torch
 import trio
@@ -18,7 +19,7 @@ from torch import Tensor
 from neuroshard.errors import CheckpointError, StorageError
 from neuroshard.model.llama_layout import to_llama_state_dict
 from neuroshard.model.transformer import KeyValueCache, StageModel
-from neuroshard.model.weights import TensorSchema
+from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.checkpoint_catalogue import DamagedStageError, SavedStage, choose, saved_stages
 from neuroshard.state.checkpoint_store import CheckpointStore
@@ -59,6 +60,32 @@ def test_the_hugging_face_folder_holds_exactly_the_weights_of_the_stages(
     assert config["model_type"] == "llama"
     assert config["num_hidden_layers"] == ARCHITECTURE.layer_count
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_after_a_round_of_several_the_mean_of_their_weights_is_exported(compute: ComputeThread, tmp_path: Path) -> None:
+    trainer = make_split_trainer(compute, tmp_path / "stages")
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainer.run)
+            while trainer.steps < 2:
+                await anyio.sleep(0.001)
+            trainer.pause()
+            await trainer.wait_until_paused()
+            for number, stage in enumerate(trainer.parts.stages):
+                outer, own = stage.outer, flatten(stage.executor.model)
+                velocity = torch.full_like(own, 2.0)
+                outer.replace_state(replace(outer.state, anchor=own + number, velocity=velocity))
+                outer.progress = replace(outer.progress, members=3, lead=0.25)
+            await trainer.save_now()
+            trainer.stop()
+
+    trio.run(scenario)
+    export_huggingface(choose(saved_stages((tmp_path / "stages").iterdir())).require_whole(), tmp_path / "model")
+    exported = load_file(tmp_path / "model" / "model.safetensors")
+    for number, stage in enumerate(trainer.parts.stages):
+        for name, own in to_llama_state_dict(stage.executor.model).items():
+            torch.testing.assert_close(exported[name], own + number + 0.5, rtol=0, atol=1e-6)
 
 
 def test_the_exported_model_gives_the_logits_of_the_stages_one_after_the_other(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from neuroshard.messages import Frame, FrameDecoder, FrameLimits, FrameTooLargeError, as_received, encode
 from neuroshard.pipeline.microbatch import (
     DisputedTensorError,
+    LostGradientError,
     RefusedTensorError,
     StageError,
     StageGoneError,
@@ -32,7 +33,7 @@ from neuroshard.pipeline.stage_protocol import (
 )
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import LayerRange, RunId
-from tests.worlds.stages import ARCHITECTURE, INPUTS, LABELS, activations
+from tests.worlds.stages import ARCHITECTURE, HIDDEN, INPUTS, LABELS, activations
 
 FIRST = StageAddress(RunId("1" * 64), LayerRange(0, 1), 1)
 LAST = replace(FIRST, layers=LayerRange(1, 3))
@@ -72,7 +73,7 @@ ROUNDING = {WirePrecision.FP32: 0.0, WirePrecision.BF16: 0.002, WirePrecision.IN
 def test_a_request_travels(asked_: StageRequest, precision: WirePrecision) -> None:
     asked = replace(asked_, precision=precision, gradient_precision=precision)
     limits = request_limits(asked.operation, shapes_of(asked.stage))
-    found = read_request(travelled(request_frame(asked), limits), asked.stage)
+    found = read_request(travelled(request_frame(asked), limits), asked.stage, HIDDEN)
     names = ("inputs", "labels", "gradient")
     assert replace(found, **dict.fromkeys(names)) == replace(asked, **dict.fromkeys(names))
     for name in names:
@@ -91,11 +92,11 @@ def test_activations_and_gradients_travel_in_precisions_of_their_own() -> None:
     answer = answer_frame(asked, StageAnswer(output=activations(2), gradient=activations(2), loss_sum=1.0))
     types = {part.spec.name: part.spec.dtype for part in answer.tensors}
     assert (types["output"], types["gradient"]) == ("uint8", "int8")
-    found = read_answer(travelled(answer, answer_limits(shapes_of(LAST))), asked).gradient
+    found = read_answer(travelled(answer, answer_limits(shapes_of(LAST))), asked, HIDDEN).gradient
     assert found is not None
     assert (found - activations(2)).norm() <= 0.007 * activations(2).norm()
     with pytest.raises(RefusedTensorError):
-        read_answer(answer, replace(asked, gradient_precision=WirePrecision.BF16))
+        read_answer(answer, replace(asked, gradient_precision=WirePrecision.BF16), HIDDEN)
 
 
 ANSWERS = [
@@ -110,7 +111,7 @@ ANSWERS = [
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_travels(answer: StageAnswer) -> None:
     asked = StageRequest(Operation.LOSS, LAST, 5, 6)
-    found = read_answer(travelled(answer_frame(asked, answer), answer_limits(shapes_of(LAST))), asked)
+    found = read_answer(travelled(answer_frame(asked, answer), answer_limits(shapes_of(LAST))), asked, HIDDEN)
     for name in ("output", "losses", "gradient", "logits"):
         sent, received = getattr(answer, name), getattr(found, name)
         assert (sent is None and received is None) or torch.equal(sent, received)
@@ -119,13 +120,13 @@ def test_an_answer_travels(answer: StageAnswer) -> None:
         assert getattr(found, name) == getattr(answer, name)
     for other in (replace(asked, session=6), replace(asked, microbatch=7), replace(asked, operation=Operation.INFER)):
         with pytest.raises(RefusedTensorError, match="another microbatch"):
-            read_answer(answer_frame(asked, answer), other)
+            read_answer(answer_frame(asked, answer), other, HIDDEN)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [error for error in StageError.__subclasses__() if error not in {DisputedTensorError, UnwantedTensorError}],
-)
+RAISED_BY_DRIVERS = {DisputedTensorError, LostGradientError, UnwantedTensorError}  # no stage sends them
+
+
+@pytest.mark.parametrize("error", [each for each in StageError.__subclasses__() if each not in RAISED_BY_DRIVERS])
 def test_a_refusal_keeps_its_class(error: type[StageError]) -> None:
     refusal = read_refusal(travelled(refusal_frame(error("x" * 1000)), answer_limits(shapes_of(FIRST))))
     assert type(refusal) is error
@@ -149,7 +150,7 @@ def test_other_frames_are_no_refusals() -> None:
 )
 def test_a_request_to_another_stage_is_sent_elsewhere(other: StageAddress) -> None:
     with pytest.raises(StageGoneError):
-        read_request(request_frame(replace(REQUESTS[0], stage=other)), FIRST)
+        read_request(request_frame(replace(REQUESTS[0], stage=other)), FIRST, HIDDEN)
 
 
 @settings(max_examples=300, deadline=None)
@@ -164,7 +165,7 @@ def test_odd_headers_are_refused_and_never_an_accident(name: str, value: object)
     frame = request_frame(REQUESTS[0])
     header = {**frame.header, name: value}
     try:
-        found = read_request(replace(frame, message=header), FIRST)  # type: ignore[arg-type]
+        found = read_request(replace(frame, message=header), FIRST, HIDDEN)  # type: ignore[arg-type]
     except StageError:
         return
     assert name != "more"
@@ -177,11 +178,11 @@ def test_odd_tensors_are_refused() -> None:
     floats = request_frame(replace(REQUESTS[2], labels=None)).tensors[0]
     for tensors in ((floats,), (ids, ids)):
         with pytest.raises(RefusedTensorError):
-            read_request(replace(frame, tensors=tensors), FIRST)
+            read_request(replace(frame, tensors=tensors), FIRST, HIDDEN)
     with pytest.raises(RefusedTensorError):
-        read_request(replace(request_frame(REQUESTS[2]), tensors=(ids,)), LAST)
+        read_request(replace(request_frame(REQUESTS[2]), tensors=(ids,)), LAST, HIDDEN)
     with pytest.raises(RefusedTensorError):
-        read_request(replace(frame, kind="stage/other"), FIRST)
+        read_request(replace(frame, kind="stage/other"), FIRST, HIDDEN)
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda request: request.operation.name)

@@ -247,16 +247,21 @@ def test_all_stages_of_a_node_have_the_same_time_to_end(compute: ComputeThread) 
     play(scenario)
 
 
-def test_a_node_that_ends_waits_less_so_that_its_final_checkpoint_is_written_in_time(compute: ComputeThread) -> None:
+@pytest.mark.parametrize(("reason", "seconds"), [(DrainReason.END, 10.0), (DrainReason.ABANDON, 0.5)])
+def test_a_node_that_ends_waits_less_so_that_its_final_checkpoint_is_written_in_time(
+    compute: ComputeThread, reason: DrainReason, seconds: float
+) -> None:
     service = service_of(compute, 1, 2)
 
     async def scenario(clock: MockClock) -> None:
         await service.forward(key(1), activations())
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(partial(service.drain, "The node stops.", DrainReason.END))
+            tasks.start_soon(partial(service.drain, "The node stops.", reason))
+            await wait_all_tasks_blocked()
+            clock.jump(seconds - 0.1)
             await wait_all_tasks_blocked()
             assert not service.intake.is_idle
-            clock.jump(11.0)
+            clock.jump(0.2)
             await wait_all_tasks_blocked()
             assert service.intake.is_idle
             with pytest.raises(StageGoneError):
@@ -276,7 +281,7 @@ def test_a_caller_that_goes_away_leaves_its_work_whole_or_undone(compute: Comput
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(compute.run, hold)
-            await trio.to_thread.run_sync(started.wait)
+            await trio.to_thread.run_sync(started.wait, 20)
             with trio.move_on_after(0.01):  # its job still waits: it never runs
                 await service.loss(key(1), activations(), LABELS[:1])
             assert service.intake.missing == 8
@@ -286,14 +291,14 @@ def test_a_caller_that_goes_away_leaves_its_work_whole_or_undone(compute: Comput
         started.clear()
         release.clear()
 
-        def slow(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        def slow(inputs: Tensor, labels: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
             hold()
-            return loss(inputs, labels)
+            return loss(inputs, labels, ids)
 
         executor.loss = slow  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(service.loss, key(1), activations(), LABELS[:1])
-            await trio.to_thread.run_sync(started.wait)
+            await trio.to_thread.run_sync(started.wait, 20)
             nursery.cancel_scope.cancel()  # its job runs: it is waited for and counts
             release.set()
         assert service.intake.accumulated.keys == (key(1),)
@@ -311,10 +316,10 @@ def test_a_session_closed_while_its_job_runs_counts_what_was_done(compute: Compu
     service = service_of(compute, 1, 2)
     forward, inside = service.executor.forward, Event()
 
-    def slow(inputs: Tensor, *, keeps_graph: bool):
+    def slow(inputs: Tensor, *, keeps_graph: bool, ids: Tensor | None):
         inside.set()
         release.wait(20)
-        return forward(inputs, keeps_graph=keeps_graph)
+        return forward(inputs, keeps_graph=keeps_graph, ids=ids)
 
     service.executor.forward = slow  # type: ignore[method-assign]
     release = Event()
@@ -326,7 +331,7 @@ def test_a_session_closed_while_its_job_runs_counts_what_was_done(compute: Compu
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            await trio.to_thread.run_sync(inside.wait)
+            await trio.to_thread.run_sync(inside.wait, 20)
             service.close(key(1).driver, 1)
             assert not service.intake.is_idle
             release.set()

@@ -193,6 +193,21 @@ def test_a_donor_knows_who_takes_its_state_over_and_who_only_keeps_it(compute: C
     play(scenario, donor)
 
 
+def test_a_copy_that_failed_makes_room_at_once(compute: ComputeThread, tmp_path: Path) -> None:
+    donor = donor_node(compute, tmp_path, "a", weights=1)
+    donor.save(40)
+
+    async def scenario(world: World) -> None:
+        told = await world.receiver.manifest(A, 30.0)
+        await world.receiver.fetch(A, {A: told}, partial_in(tmp_path / "x"))
+        assert donor.donor.receivers == {HERE}
+        await world.receiver.report_copied(A, None)
+        assert not donor.donor.receivers
+        assert (await query_statuses(world.receiver.asking, NAME, [A]))[A].copied_seconds is None
+
+    play(scenario, donor)
+
+
 def test_who_asks_and_fetches_nothing_makes_room_soon(compute: ComputeThread, tmp_path: Path) -> None:
     donor = donor_node(compute, tmp_path, "a", weights=1)
     donor.save(40)

@@ -23,7 +23,7 @@ def test_what_travels_comes_back_within_its_precision(hidden: int, precision: Wi
     parts = to_wire("x", activations, precision)
     assert tuple(part.spec for part in parts) == wire_specs("x", (2, 3, hidden), precision)
     assert sum(part.spec.byte_count for part in parts) == wire_bytes(6, hidden, precision)
-    found = from_wire("x", {part.spec.name: part for part in parts}, precision)
+    found = from_wire("x", {part.spec.name: part for part in parts}, precision, hidden)
     assert found.dtype == torch.float32
     largest = activations.abs().amax() if precision is WirePrecision.INT8 else activations.abs()
     assert bool(((found - activations).abs() <= 1.01 * error * largest).all())
@@ -59,9 +59,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         {"x": to_wire("x", sample(200), WirePrecision.FP32)[0]},
     ):
         with pytest.raises(RefusedTensorError):
-            from_wire("x", wrong, WirePrecision.INT8)
+            from_wire("x", wrong, WirePrecision.INT8, 70)
     with pytest.raises(RefusedTensorError):
-        from_wire("x", parts, WirePrecision.BF16)
+        from_wire("x", parts, WirePrecision.BF16, 70)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -70,4 +70,4 @@ def test_what_is_not_a_number_stays_visible(value: float, precision: WirePrecisi
     activations = sample(100)
     activations[1, 2, 3] = value
     parts = {part.spec.name: part for part in to_wire("x", activations, precision)}
-    assert not torch.isfinite(from_wire("x", parts, precision)).all()
+    assert not torch.isfinite(from_wire("x", parts, precision, 100)).all()

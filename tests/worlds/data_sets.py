@@ -54,7 +54,7 @@ from neuroshard.types import DataPosition, NodeId, RunId, ShardId
 
 VOCABULARY = 1000
 TOKENIZER = b'{"next_merge_id": 1000, "merges": []}'
-FAST = RetryPolicy(first_seconds=0.005, longest_seconds=0.02, stall_seconds=0.4, progress_bytes=512)
+FAST = RetryPolicy(first_seconds=0.005, longest_seconds=0.02, stall_seconds=3.0, progress_bytes=512)
 
 
 class TestSigner:

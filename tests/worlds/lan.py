@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from queue import Queue
@@ -259,20 +259,34 @@ class Router:
     outside: int
     gateway: int = 0  # its own address inside
     speaks_nat_pmp: bool = False
-    lets_everybody_in: bool = False
+    lets_everybody_in: bool = False  # a full cone
+    is_symmetric: bool = False  # another outside port for each target
+    needs_a_beginning: bool = False  # after a reboot it does not know connections that it did not see begin
     forwards: dict[int, int] = field(default_factory=dict)  # inside port by outside port
     forwarded: dict[tuple[int, _Flow], int] = field(default_factory=dict)  # outside port by inside port and caller
     called: set[tuple[int, _Flow]] = field(default_factory=set)  # inside port, outside flow
+    ports: Iterator[int] = field(default_factory=lambda: iter(range(20_000, 60_000)))  # of a symmetric router
     dropped: int = 0
+
+    def reboot(self) -> None:
+        """Lose all tables."""
+        self.forwards.clear()
+        self.forwarded.clear()
+        self.called.clear()
 
     def outwards(self, packet: bytearray) -> bool:
         source, target = flows(packet)
         if source[0] != self.inside:
             return False
+        if self.needs_a_beginning and (source[1], target) not in self.called and not is_beginning(packet):
+            self.dropped += 1
+            return False
         outer = self.forwarded.get((source[1], target))
-        if outer is None:
-            self.called.add((source[1], target))
-        else:
+        if outer is None and self.is_symmetric:
+            outer = self.forwarded[source[1], target] = next(self.ports)
+            self.forwards[outer] = source[1]
+        self.called.add((source[1], target))
+        if outer is not None:
             rewrite(packet, 20, outer, 2)
         rewrite(packet, 12, self.outside)
         return True
@@ -280,6 +294,9 @@ class Router:
     def inwards(self, packet: bytearray) -> bool:
         source, target = flows(packet)
         inner = self.forwards.get(target[1])
+        if self.is_symmetric and (inner is None or self.forwarded.get((inner, source)) != target[1]):
+            self.dropped += 1
+            return False
         if inner is not None:
             self.forwarded[inner, source] = target[1]
             rewrite(packet, 22, inner, 2)
@@ -299,6 +316,11 @@ class Router:
         else:
             del self.forwards[inner + 1000]
         return struct.pack("!BBHIHHI", 0, 130, 0, 60, inner, inner + 1000 if seconds else 0, seconds)
+
+
+def is_beginning(packet: bytearray) -> bool:
+    """Whether it is the first packet of a TCP connection."""
+    return packet[33] & 0x12 == 0x02
 
 
 def flows(packet: bytearray) -> tuple[_Flow, _Flow]:
@@ -373,21 +395,27 @@ def _place_of(thread: threading.Thread) -> Path | None:
 
 
 @contextmanager
-def internet(prefix: str = "nsnat", network: str = "203.0.113") -> Iterator[Internet]:
-    """A relay at `network`.1 (RELAY_IP) and two homes, 10.0.1.2 and 10.0.2.2, behind `network`.10 and .20."""
+def internet(prefix: str = "nsnat", network: str = "203.0.113", public: Sequence[str] = ()) -> Iterator[Internet]:
+    """A relay at `network`.1 (RELAY_IP) and two homes, 10.0.1.2 and 10.0.2.2, behind `network`.10 and .20.
+
+    Homes in `public` have these addresses themselves.
+    """
     relay = f"{network}.1"
     places = {"relay": f"{relay}/24", "left": "10.0.1.2/24", "right": "10.0.2.2/24"}
     routers = {
         home: Router(*(int(IPv4Address(text)) for text in (f"10.0.{n}.2", f"{network}.{n}0", f"10.0.{n}.1")))
         for n, home in enumerate(("left", "right"), 1)
     }
+    for home in public:
+        router = routers[home] = replace(routers[home], inside=routers[home].outside, gateway=0, lets_everybody_in=True)
+        places[home] = f"{IPv4Address(router.inside)}/24"
     devices: dict[str, int] = {}
     stop, stopped = os.pipe()
     made = Internet(prefix, relay, routers)
     try:
         for place, address in places.items():
             _ip("netns", "add", made.name(place))
-            gateway = routers[place].gateway if place in routers else None
+            gateway = routers[place].gateway or None if place in routers else None
             devices[place] = _device(made.name(place), address, gateway)
         thread = threading.Thread(target=_carry, args=(devices, made, stop), name="routers")
         thread.start()

@@ -57,6 +57,9 @@ from tests.worlds.clock import at_once
 class IdleService:
     """Computes nothing."""
 
+    most_open = open_of_driver = 1  # microbatches
+    needs_ids = False
+
     def __init__(self) -> None:
         self.kept: list[tuple[float, Container[NodeId]]] = []
 
@@ -326,7 +329,9 @@ class StageNode:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.copies.run)
             if moves:
-                elsewhere.append(await Relocating(self.swarm, self.windows, has_state=self._has_state).wanted())
+                elsewhere.append(
+                    (await Relocating(self.swarm, self.windows, has_state=self._has_state).wanted()).stages
+                )
             else:
                 tasks.start_soon(anyio.sleep_forever)
                 await anyio.sleep_forever()

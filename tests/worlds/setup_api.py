@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from neuroshard.api.access import ENTRY_SECONDS, FRAGMENT, SessionKeys
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
+from neuroshard.api.presets import line_body
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.api.setup import Finished, SetupChoices, SetupDraft, SetupFacts
 from neuroshard.config.loading import load_settings
@@ -48,7 +49,9 @@ class SetupApi:
 
     def __post_init__(self) -> None:
         loaded = load_settings(self.flags, {}, self.folder)
-        surroundings = SetupFacts({"memory": 12_000, "cpu_threads": 6}, True, "desktop autostart entry")
+        surroundings = SetupFacts(
+            {"memory": 12_000, "cpu_threads": 6}, line_body(None, None), [], True, "desktop autostart entry"
+        )
         purpose = "given" if self.is_given else None
         arrival = ArrivalDraft(self.text_in, self.folders_in, is_local=False, nearby=self.nearby, purpose=purpose)
         self.desk = SetupDraft(loaded, surroundings, arrival, self.finish, self.demo, clock=lambda: self.beats)

@@ -28,6 +28,7 @@ from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, Out
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.tokenizer import Tokenizer, learn_merges
 from neuroshard.data.windows import Batch
+from neuroshard.model.subspace import Subspace
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.optim.inner_optimizer import make_inner_optimizer
@@ -236,8 +237,9 @@ def key(microbatch: int, session: int = 1, driver: NodeId = DRIVER) -> Microbatc
     return MicrobatchKey(driver, session, microbatch)
 
 
-def executor_of(start: int, stop: int) -> StageExecutor:
-    model = StageModel(ARCHITECTURE, LayerRange(start, stop))
+def executor_of(start: int, stop: int, architecture: Architecture = ARCHITECTURE) -> StageExecutor:
+    subspace = Subspace(architecture, SEED) if architecture.subspace_rank else None
+    model = StageModel(architecture, LayerRange(start, stop), subspace)
     initialise(model, SEED)
     optimizer = make_inner_optimizer(model, PARAMETERS.inner)
     return StageExecutor(model, optimizer, torch.device("cpu"))
@@ -252,10 +254,11 @@ def service_of(
     limits: ServiceLimits | None = None,
     kept_graphs: int | None = None,
     is_open: bool = True,
+    architecture: Architecture = ARCHITECTURE,
 ) -> StageServer:
     service = StageServer(
         compute,
-        executor_of(start, stop),
+        executor_of(start, stop, architecture),
         sequences_per_step=sequences_per_step,
         batch_size=4,
         limits=limits,
@@ -266,8 +269,14 @@ def service_of(
     return service
 
 
-def chain_of(compute: ComputeThread, cuts: Sequence[int], *, kept_graphs: int | None = None) -> list[StageServer]:
-    return [service_of(compute, a, b, kept_graphs=kept_graphs) for a, b in pairwise(cuts)]
+def chain_of(
+    compute: ComputeThread,
+    cuts: Sequence[int],
+    *,
+    kept_graphs: int | None = None,
+    architecture: Architecture = ARCHITECTURE,
+) -> list[StageServer]:
+    return [service_of(compute, a, b, kept_graphs=kept_graphs, architecture=architecture) for a, b in pairwise(cuts)]
 
 
 def gradients(services: Sequence[StageServer]) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ PASSAGE = MicrobatchTrace(
     tokens=256,
     hops=(
         HopTimes(ME, 0.25, 0.125, 0.0),
-        HopTimes(B, 0.5, 0.25, 0.125, 0.125, 4096, 8192),
+        HopTimes(B, 0.5, 0.25, 0.125, 0.125, 4096, 8192, 16384),
         HopTimes(D, 0.25, 0.0, 0.0625, 0.0, 4096, 4096),
     ),
     takeovers=(Takeover(1, C, B, is_exact=False),),
@@ -191,6 +191,7 @@ FLOW = PipelineFlow(
     bubble_share=0.4375,
     recompute_share=0.125,
     wire_bytes_per_token=80.0,
+    busiest_upload_per_token=96.0,
     loads=(StageLoad(0, 0.25, 0.125, 0.0, 1), StageLoad(1, 0.5, 0.25, 0.125, 2), StageLoad(2, 0.25, 0.0, 0.0625, 1)),
     bottleneck=Bottleneck(1, B, 0.75, 0.5),
     exact_takeovers=2,

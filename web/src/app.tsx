@@ -191,9 +191,12 @@ function wantedView(): string {
   return location.hash.replace(/^#\/?/, "");
 }
 
+/** A tab, or the back button, may still lead to a step of the wizard that this node has ended. */
+const WIZARD = "setup-";
+
 function viewFromHash(): View {
   const wanted = wantedView().toLowerCase();
-  if (wanted === "" || location.hash.startsWith(KEY_HASH)) return "Home";
+  if (wanted === "" || wanted.startsWith(WIZARD) || location.hash.startsWith(KEY_HASH)) return "Home";
   return TABS.find((name) => name.toLowerCase() === wanted) ?? (Object.hasOwn(SUBJECTS, wanted) ? SUBJECTS[wanted]! : null);
 }
 

@@ -46,6 +46,13 @@ export function bytes(value: number | null | undefined): string {
   return `${(value / 1e9).toFixed(1)} GB`;
 }
 
+/** Floating-point operations per second: "56.1 GFLOP/s". */
+export function flopRate(value: number | null | undefined): string {
+  if (value == null) return DASH;
+  const [factor, prefix] = value < 1e12 ? [1e9, "G"] : [1e12, "T"];
+  return `${Number((value / factor).toPrecision(3))} ${prefix}FLOP/s`;
+}
+
 export function percent(fraction: number | null | undefined): string {
   if (fraction == null || !Number.isFinite(fraction)) return DASH;
   if (fraction > 0 && fraction < 0.005) return "under 1 %";

@@ -14,6 +14,7 @@ import psutil
 from neuroshard.config.multiaddr import checked_multiaddr
 from neuroshard.errors import UsageError
 from neuroshard.identity import public_key_of
+from neuroshard.network.crowds import final_ip
 from neuroshard.types import NodeId
 
 
@@ -82,7 +83,6 @@ _PRIVATE = tuple(
         "fec0::/10",
     )
 )
-_TRANSLATED = ip_network("64:ff9b::/96")  # IPv4 addresses behind a translator (RFC 6052)
 
 
 def scope_of(host: str) -> Scope:
@@ -97,13 +97,6 @@ def scope_of(host: str) -> Scope:
     if ip.is_unspecified or ip.is_link_local or ip.is_multicast or ip.is_reserved or is_this_network:
         return Scope.NOWHERE
     return Scope.NETWORK if any(ip in network for network in _PRIVATE) else Scope.WORLD
-
-
-def final_ip(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address to which packets for an IPv6 address go in the end, or the address itself."""
-    if isinstance(ip, IPv4Address):
-        return ip
-    return ip.ipv4_mapped or ip.sixtofour or (IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _TRANSLATED else ip)
 
 
 def may_be_reported(host: str, teller: str | None) -> bool:

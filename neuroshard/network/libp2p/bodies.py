@@ -65,15 +65,23 @@ class BodyStream:
 
     def __init__(self, conn: TlsConnection, raw: SocketBytes | RelayedBytes) -> None:
         raw.portion_bytes = PORTION_BYTES
+        self.heard_at = trio.current_time()
         self._conn = conn
         self._raw = raw
+
+    @property
+    def ip(self) -> str:
+        """IP address of the other side, "" through a relay."""
+        return self._raw.ip
 
     async def receive_some(self, memory: memoryview) -> int:
         """Wait for bytes and put some into `memory`. Raises ConnectionLostError, also at the end."""
         try:
-            return await self._conn.read_into(memory)
+            count = await self._conn.read_into(memory)
         except BaseLibp2pError as error:
             raise _lost(error) from None
+        self.heard_at = trio.current_time()
+        return count
 
     async def send_all(self, *views: bytes | memoryview) -> None:
         """Hand all bytes to the system. Raises ConnectionLostError."""
@@ -81,6 +89,7 @@ class BodyStream:
             await self._conn.write_all(views)
         except BaseLibp2pError as error:
             raise _lost(error) from None
+        self.heard_at = trio.current_time()
 
     def close(self) -> None:
         """Close it; a task that waits for it gets ConnectionLostError."""

@@ -373,6 +373,12 @@ class Connections:
             self._mark_punched(muxer)
         return muxer
 
+    async def reach(self, address: PeerAddress) -> BoundedMuxer | None:
+        """Connect directly to a peer that may have a relayed connection; None if that fails."""
+        with anyio.move_on_after(PUNCH_SECONDS), suppress(PeerUnreachableError, OSError):
+            return await self._dialler.dial(address)
+        return None
+
     async def call(self, address: PeerAddress) -> trio.SocketStream | None:
         """Call an address from the listening port; None if that fails."""
         return await self._dialler.call(address)
@@ -400,6 +406,9 @@ class Connections:
             bytes_received=sum(muxer.bytes_received for muxer in muxers) + bulk.bytes_received,
             rtt_seconds=best.round_trips.least,
             bulk_connections=bulk.connections,
+            is_far=best.is_far,
+            bytes_arrived=bulk.bytes_arrived,
+            busy_seconds=bulk.busy_seconds,
         )
 
     def _kind(self, muxer: BoundedMuxer) -> ConnectionKind:

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.crowds import network_of
 from neuroshard.network.libp2p.address_book import MAX_ADDRESSES, PeerAddressBook
 from neuroshard.network.libp2p.kademlia import (
     BUCKET_SIZE,
@@ -32,7 +33,6 @@ from neuroshard.network.libp2p.kademlia import (
     key_of,
     record_score_reason,
 )
-from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.transport import (
     MAX_RECORD_BYTES,

@@ -16,13 +16,13 @@ from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
 
 from neuroshard.errors import UsageError
+from neuroshard.network.crowds import network_of
 from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.peer_limits import contain_errors
-from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.libp2p.relay_messages import MESSAGE_SECONDS, RelayError, encode_message, read_message
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import NodeId
@@ -126,14 +126,30 @@ class HolePuncher:
     async def upgrade(self, peer: NodeId) -> None:
         """Agree with a peer on a moment, and dial. Runs on the side that accepted the relayed connection."""
         relayed = self._connections.of(peer)
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
             if relayed is None or self._connections.kind_of(peer) is not ConnectionKind.RELAYED:
                 return
             addresses, round_trip = await self._agreed(relayed, peer)
             await anyio.sleep(round_trip / 2)
-            if await self._dial(peer, addresses, is_client=False):
+            is_direct = await self._dial(peer, addresses, is_client=False)
+            if is_direct or (number == 0 and await self._reverse(addresses)):
                 await self._leave_relay(relayed)
                 return
+
+    async def _reverse(self, addresses: Sequence[PeerAddress]) -> bool:
+        """Dial without the peer's help. Its router may let everybody in while this one changes the port each time."""
+        found: list[BoundedMuxer] = []
+
+        async def attempt(address: PeerAddress) -> None:
+            muxer = await self._connections.reach(address)
+            if muxer is not None:
+                found.append(muxer)
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for address in addresses:
+                tasks.start_soon(attempt, address)
+        return bool(found)
 
     async def handle_stream(self, net_stream: INetStream) -> None:
         """Dial when the peer asks for it. Runs on the side that dialled the relayed connection."""

@@ -19,6 +19,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
+from neuroshard.network.libp2p.addresses import is_near
 from neuroshard.network.libp2p.peer_limits import ReceiveMemory, StreamAdmission, contain_errors
 from neuroshard.network.libp2p.streams import (
     ACK,
@@ -179,6 +180,12 @@ class BoundedMuxer(IMuxedConn):
     def remote_text(self) -> str:
         """The same as a multiaddr's text, "" if unknown. Built once, because it is read several times per second."""
         return next((str(address) for address in self.get_transport_addresses()), "")
+
+    @cached_property
+    def is_far(self) -> bool:
+        """Whether the other side was outside this computer's own networks when it connected."""
+        address = self.get_remote_address()
+        return address is not None and not is_near(address[0])
 
     def get_connection_type(self) -> ConnectionType:
         return self.secured_conn.get_connection_type()

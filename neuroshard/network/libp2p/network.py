@@ -34,7 +34,7 @@ from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, STOP_PROTOCOL
 from neuroshard.network.libp2p.sockets import BoundListener
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL, Libp2pTransport, RequestStreams
 from neuroshard.network.libp2p.upgrading import NodeUpgrader, key_pair_of
-from neuroshard.network.limits import UploadPacer, frame_budget
+from neuroshard.network.limits import ByteBudget, PeerStanding, UploadPacer, frame_budget
 from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.pool import bulk_pool
@@ -120,7 +120,7 @@ class _Node:
         self.transport = Libp2pTransport(
             self.connections,
             self._server,
-            RequestStreams(self._server, self._budget, self.reputation.report, parts.heads),
+            self._request_streams(parts.heads),
             own_addresses=self._addresses,
             report=self.reputation.report,
         )
@@ -147,6 +147,11 @@ class _Node:
         uses_relays = self._options.relay and not self._options.is_local
         source = (self._options.host, self._listening.port) if uses_relays else None
         return Dialler(self.swarm, DialBudget(self._options.limits), source, self._options.congestion_control)
+
+    def _request_streams(self, heads: ByteBudget | None) -> RequestStreams:
+        streams = RequestStreams(self._server, self._budget, self.reputation.report, heads)
+        streams.share_by(self._standing_of)
+        return streams
 
     def _joined_relays(self, contacts: PeerAddressBook) -> RelayClient | None:
         if not self._options.relay or self._options.is_local:
@@ -247,6 +252,9 @@ class _Node:
 
     def _is_welcome(self, peer: ID) -> bool:
         return not self.reputation.is_banned(NodeId(str(peer)))
+
+    def _standing_of(self, peer: NodeId) -> PeerStanding:
+        return PeerStanding(self.connections.direct_ip(peer) or "", self.gate.knows(peer))
 
     def _addresses(self) -> tuple[str, ...]:
         mapped = (f"{place}/p2p/{self._identity.node_id}" for place in self._places_outside())

@@ -1,8 +1,8 @@
 """Places for handshakes and connections, and the budget of dials. This file counts and chooses; it opens no socket.
 
-Names cost nothing, so places belong to networks: /24 and /64, and, with a smaller weight, /16 and /48. Half of the
-connections are for peers that this node dialled. Where the other places are all taken, a newcomer from a network with
-few of them replaces one of the network with most of them (the model is Bitcoin Core, `src/node/eviction.cpp`).
+Half of the connections are for peers that this node dialled. Where the other places are all taken, a newcomer from a
+network with few of them replaces one of the network with most of them (the model is Bitcoin Core,
+`src/node/eviction.cpp`).
 """
 
 from __future__ import annotations
@@ -10,49 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from heapq import nlargest, nsmallest
-from ipaddress import ip_address, ip_network
 from math import inf
 from typing import Protocol
 
-from neuroshard.network.libp2p.addresses import PeerAddress, Scope, final_ip, scope_of
+from neuroshard.network.crowds import Crowd, longest_silent, network_of, wide_network_of
+from neuroshard.network.libp2p.addresses import PeerAddress, Scope, scope_of
 from neuroshard.network.libp2p.peer_limits import ConnectionLimits
 from neuroshard.network.libp2p.streams import RoundTrips
 
-WIDE_SHARE = 4  # a /16 or /48 may hold this many times what a /24 or /64 holds before it is as greedy
 PROTECTED_NEAR = 8
 PROTECTED_USEFUL = 8
 USEFUL_AFTER_SECONDS = 60.0  # every new connection carries a few requests
-
-
-@lru_cache(maxsize=4096)
-def network_of(host: str, bits_of_ipv4: int = 24, bits_of_ipv6: int = 64) -> str:
-    """The network of an IP address. A name, or "" for all circuits through relays, is a network of its own."""
-    try:
-        ip = final_ip(ip_address(host))
-    except ValueError:
-        return host
-    return str(ip_network((ip, bits_of_ipv4 if ip.version == 4 else bits_of_ipv6), strict=False))
-
-
-def _wide_network_of(ip: str) -> str:
-    return network_of(ip, 16, 48)
-
-
-class _Crowd:
-    """How many places each network holds."""
-
-    def __init__(self, ips: Iterable[str]) -> None:
-        self._narrow: Counter[str] = Counter()
-        self._wide: Counter[str] = Counter()
-        for ip in ips:
-            self._narrow[network_of(ip)] += 1
-            self._wide[_wide_network_of(ip)] += 1
-
-    def greed(self, ip: str, more: int = 0) -> float:
-        """The number of places of the greedier network of an address, with `more` of its own."""
-        return max(self._narrow[network_of(ip)] + more, (self._wide[_wide_network_of(ip)] + more) / WIDE_SHARE)
 
 
 class Handshake(Protocol):
@@ -66,15 +35,6 @@ class Handshake(Protocol):
     def cut(self) -> None:
         """Close the socket."""
         ...
-
-
-def longest_silent(handshakes: Sequence[Handshake], newcomer_ip: str) -> Handshake | None:
-    """The handshake that a newcomer replaces; None if no network is as greedy as the newcomer's would become."""
-    crowd = _Crowd(handshake.ip for handshake in handshakes)
-    greediest = max(crowd.greed(handshake.ip) for handshake in handshakes)
-    if crowd.greed(newcomer_ip, 1) > greediest:
-        return None
-    return min((one for one in handshakes if crowd.greed(one.ip) == greediest), key=lambda one: one.heard_at)
 
 
 class Streams(Protocol):
@@ -107,7 +67,7 @@ def least_needed(inbound: Sequence[ConnectionPlace], newcomer_ip: str) -> Connec
     useful = nlargest(PROTECTED_USEFUL, (place for place in open_ones if _used_at(place) > -inf), key=_used_at)
     others = [place for place in open_ones if place not in near and place not in useful]
     young = _by_age(others)[len(others) // 2 :]
-    crowd = _Crowd(place.ip for place in inbound)
+    crowd = Crowd(place.ip for place in inbound)
     greediest = max((crowd.greed(place.ip) for place in young), default=0.0)
     if crowd.greed(newcomer_ip, 1) > greediest:
         return None
@@ -129,8 +89,8 @@ def _by_age(places: Iterable[ConnectionPlace]) -> list[ConnectionPlace]:
     before: Counter[str] = Counter()
     ranked: list[tuple[int, ConnectionPlace]] = []
     for place in sorted(places, key=lambda place: place.entered_at):
-        ranked.append((before[_wide_network_of(place.ip)], place))
-        before[_wide_network_of(place.ip)] += 1
+        ranked.append((before[wide_network_of(place.ip)], place))
+        before[wide_network_of(place.ip)] += 1
     return [place for _, place in sorted(ranked, key=lambda entry: entry[0])]
 
 

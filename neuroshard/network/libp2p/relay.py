@@ -22,6 +22,7 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservati
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
+from neuroshard.network.crowds import network_of
 from neuroshard.network.libp2p.address_book import PeerAddressBook
 from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host, parse_address
 from neuroshard.network.libp2p.connections import Connections
@@ -29,7 +30,6 @@ from neuroshard.network.libp2p.host import NodeSwarm, stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.peer_limits import contain_errors
-from neuroshard.network.libp2p.places import network_of
 from neuroshard.network.libp2p.relay_messages import (
     HOP_PROTOCOL,
     MESSAGE_SECONDS,

@@ -77,6 +77,7 @@ class RelayedBytes(ReadWriteCloser):
     def __init__(self, stream: YamuxStream) -> None:
         self._stream = stream
         self.portion_bytes = MAX_READ_BYTES  # of a read that takes what is there
+        self.ip = ""  # only the relay sees the address
 
     async def read(self, n: int | None = None) -> bytes:
         """Exactly n bytes, or fewer at the end.

@@ -30,7 +30,14 @@ from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import stream_of
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.streams import YamuxStream
-from neuroshard.network.limits import ByteBudget, Reservation, contested_seconds, frame_budget
+from neuroshard.network.limits import (
+    CONTESTED_GRACE_SECONDS,
+    ByteBudget,
+    PeerStanding,
+    Reservation,
+    contested_seconds,
+    frame_budget,
+)
 from neuroshard.network.pool import BulkPool
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.reputation import ScoreReason
@@ -100,6 +107,11 @@ class RequestStreams:
         self._budget = budget
         self._heads = heads or frame_budget(HEADS_BYTES)
         self._report = report
+
+    def share_by(self, standing_of: Callable[[NodeId], PeerStanding]) -> None:
+        """Set who gets memory first."""
+        self._budget.share_by(standing_of)
+        self._heads.share_by(standing_of)
 
     def expect(self, limits: FrameLimits) -> None:
         """Make sure that frames within these limits fit into the budgets, at least one at a time."""
@@ -217,12 +229,15 @@ class RequestStreams:
 
     async def _receive_rest(self, stream: YamuxStream, peer: NodeId, decoder: FrameDecoder, byte_count: int) -> None:
         """Raises TimeoutError for a slow peer, and sooner while others wait for its memory."""
-        began = anyio.current_time()
+        began = moved_at = anyio.current_time()
         while not decoder.is_complete:
-            if anyio.current_time() - began > self._seconds_for(peer, byte_count):
+            now = anyio.current_time()
+            is_stalled = now - moved_at > CONTESTED_GRACE_SECONDS and self._budget.must_yield(peer)
+            if is_stalled or now - began > self._seconds_for(peer, byte_count):
                 raise TimeoutError
             with anyio.move_on_after(LOOK_SECONDS):
                 await _fill(stream, decoder)
+                moved_at = anyio.current_time()
 
     def _seconds_for(self, peer: NodeId, byte_count: int) -> float:
         slow = transfer_seconds(byte_count)

@@ -19,7 +19,14 @@ from neuroshard.network.limits import Reservation
 from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import NotDeliveredError
 from neuroshard.network.pool.receiving import OfferReading, Receiver, ReceivingHooks, Resources
-from neuroshard.network.pool.transfers import OutgoingPacket, OutgoingTransfer, PacketHeader, PacketKind, packet
+from neuroshard.network.pool.transfers import (
+    BLOCK_BYTES,
+    OutgoingPacket,
+    OutgoingTransfer,
+    PacketHeader,
+    PacketKind,
+    packet,
+)
 from neuroshard.network.reputation import ScoreReason
 from neuroshard.network.serving import REFUSED_KIND, REFUSED_LIMITS, accepted, refusal
 from neuroshard.network.transport import PeerRefusedError, PeerUnreachableError, RequestRefusedError
@@ -65,6 +72,7 @@ class TransferHooks:
     wake: Callable[[], None]  # the connections: there is something to send
     send: Callable[[bytes], None]  # a small packet over any connection; lost when there is none
     cut: Callable[[int], None]  # a connection
+    cut_stalled: Callable[[int], None]  # a connection that carries nothing
     blocks_at_a_time: Callable[[], int]
 
 
@@ -163,6 +171,14 @@ class PeerTransfers:
             transfer.lose(connection.number)
         self._hooks.wake()
 
+    def doubt_stalled(self, now: float) -> None:
+        """Ask the peer what it has of frames that should be complete there."""
+        seconds = self._shared.options.seconds_for(BLOCK_BYTES)
+        for transfer in self._outgoing.values():
+            transfer.doubt(now, seconds)
+        if any(transfer.needs_offer for transfer in self._outgoing.values()):
+            self._hooks.wake()
+
     def drop_stalled(self, now: float) -> None:
         """Give up transfers that hold memory here and do not move. Notify the peer if it can be reached."""
         for number in self.receiver.drop_lost(now):
@@ -228,7 +244,8 @@ class PeerTransfers:
             case PacketKind.ACCEPT:
                 transfer.accept(payload)
             case PacketKind.HELD:
-                transfer.held(header.serial, payload)
+                for number in transfer.held(header.serial, payload):
+                    self._hooks.cut_stalled(number)
             case _:  # DONE or REFUSE
                 del self._outgoing[transfer.number]
                 if transfer.answers:

@@ -22,6 +22,13 @@ _SESSION_BYTES = 8
 class SecureStream(Protocol):
     """An authenticated and encrypted connection; one task may send while another one receives."""
 
+    heard_at: float  # when bytes came or went last
+
+    @property
+    def ip(self) -> str:
+        """IP address of the other side, "" through a relay."""
+        ...
+
     async def receive_some(self, memory: memoryview) -> int:
         """Wait for bytes and put some into `memory`. Raises ConnectionLostError, also at the end."""
         ...

@@ -109,7 +109,10 @@ class PeerLink:
         self._size = PoolSize()
         self._observer = LineMonitor()
         self._bytes_before = (0, 0)  # sent and received over connections that ended
-        hooks = TransferHooks(self._report, self._wake, self._send, self._cut, self._blocks_at_a_time)
+        self._arrived, self._busy_seconds = 0.0, 0.0  # bytes that arrived, and the time with any on their way
+        hooks = TransferHooks(
+            self._report, self._wake, self._send, self._cut, self._cut_stalled, self._blocks_at_a_time
+        )
         self._exchange = PeerTransfers(peer, shared, hooks)
 
     @property
@@ -140,6 +143,8 @@ class PeerLink:
             bytes_received=received + sum(connection.bytes_received for connection in self._connections.values()),
             connections=self.connection_count,
             rtt_seconds=self._observer.rtt_seconds,
+            bytes_arrived=int(self._arrived),
+            busy_seconds=self._busy_seconds,
         )
 
     async def request(self, frame: EncodedFrame, limits: FrameLimits) -> Frame:
@@ -203,6 +208,8 @@ class PeerLink:
             self._dial(wanted - self.connection_count - self._dialling)
         self._close_superfluous(wanted, now)
         self._close_silent(now)
+        if self.connection_count > 1:
+            self._exchange.doubt_stalled(now)
         self._exchange.drop_stalled(now)
         if self._exchange.receiver.is_overdue(now) and self._connections:
             self._report(ScoreReason.TOO_SLOW)
@@ -214,6 +221,8 @@ class PeerLink:
     def _wanted(self, now: float) -> int:
         options = self._shared.options
         seen = self._observer.look(tuple(self._connections.values()), now)
+        self._arrived += max(0.0, seen.bytes_arrived)
+        self._busy_seconds += 0.0 if seen.segments is None else max(0.0, seen.busy_seconds)
         idle_seconds = now - self.busy_at
         if options.fixed_connections is not None:
             return options.fixed_connections if idle_seconds < options.idle_seconds else 0
@@ -303,6 +312,11 @@ class PeerLink:
         connection = self._connections.get(number)
         if connection is not None:
             connection.close(ConnectionLostError("its bytes arrived over another connection"))
+
+    def _cut_stalled(self, number: int) -> None:
+        connection = self._connections.get(number)
+        if connection is not None and connection.has_nothing_to_write:  # otherwise it waits for the upload limit
+            connection.close(ConnectionLostError("it carries nothing, and others do"))
 
     def _blocks_at_a_time(self) -> int:
         """Whole chunks over one connection; small portions over many, so that no slow one is waited for at the end."""

@@ -16,7 +16,7 @@ class PoolOptions:
 
     fixed_connections: int | None = None  # to each peer, instead of as many as the line needs
     max_connections_per_peer: int = MOST_CONNECTIONS
-    max_connections: int = 512
+    max_connections: int = 512  # that peers opened; networks share them as `crowds.py` describes
     max_transfers_per_peer: int = 32  # requests that come in, are answered or wait for memory
     handshake_seconds: float = 10.0
     grace_seconds: float = 20.0  # what any packet may take, however small
@@ -68,3 +68,5 @@ class PeerTraffic:
     bytes_received: int = 0
     connections: int = 0
     rtt_seconds: float | None = None  # None where the system does not report it
+    bytes_arrived: int = 0  # acknowledged by the peer's system; otherwise those sent
+    busy_seconds: float = 0.0  # with data on its way; 0 where the system does not report it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Protocol, TypeAlias
 import anyio
 
 from neuroshard.messages import Frame, FrameLimits
+from neuroshard.network.crowds import longest_silent
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.pool.exchange import encoded
 from neuroshard.network.pool.greeting import (
@@ -96,7 +96,7 @@ class BulkPool:
         self._open = open_to
         self._streams = streams
         self._links: dict[NodeId, PeerLink] = {}
-        self._inbound: Counter[NodeId] = Counter()  # admitted, open or about to be
+        self._inbound: dict[SecureStream, NodeId] = {}  # admitted, open or about to be
         self._refusing = 0  # connections whose dialler has not said anything yet
         self._turned_away = 0
         self._is_closed = False
@@ -151,14 +151,13 @@ class BulkPool:
         raise RequestTimeoutError(f"Peer {peer} did not answer within {timeout_seconds:g} s.")
 
     async def welcome(self, peer: NodeId, stream: SecureStream) -> None:
-        """Use a connection that this authenticated peer opened until it ends."""
-        verdict = self._judge(peer)
+        """Use a connection that this authenticated peer opened until it ends. It may take the place of another one."""
+        verdict = self._enter(peer, stream)
         is_welcome = verdict is GreetingVerdict.WELCOME
         if not is_welcome and self._refusing >= MOST_REFUSED:
             self._turned_away += 1
             stream.close()
             return
-        self._inbound[peer] += is_welcome
         self._refusing += not is_welcome
         try:
             with anyio.fail_after(self._shared.options.handshake_seconds):
@@ -169,9 +168,23 @@ class BulkPool:
         finally:
             stream.close()
             self._refusing -= not is_welcome
-            self._inbound[peer] -= is_welcome
-            if not self._inbound[peer]:
-                del self._inbound[peer]
+            self._inbound.pop(stream, None)  # one that was replaced is removed already
+
+    def _enter(self, peer: NodeId, stream: SecureStream) -> GreetingVerdict:
+        """Give a connection a place. In a full table it takes that of the longest silent one of the greediest network.
+
+        The transfers of that one resume over other connections.
+        """
+        verdict = self._judge(peer)
+        if verdict is GreetingVerdict.WELCOME and len(self._inbound) >= self._shared.options.max_connections:
+            silent = longest_silent(tuple(self._inbound), stream.ip)
+            if silent is None:
+                return GreetingVerdict.FULL
+            del self._inbound[silent]
+            silent.close()
+        if verdict is GreetingVerdict.WELCOME:
+            self._inbound[stream] = peer
+        return verdict
 
     async def use_dialled(self, peer: NodeId, stream: SecureStream) -> None:
         """Use a connection that this node dialled because the peer asked for it. Raises ConnectionLostError."""
@@ -213,7 +226,7 @@ class BulkPool:
             await anyio.sleep(BUSY_TICK_SECONDS if is_busy else IDLE_TICK_SECONDS)
 
     def _compare(self, peer: NodeId, link: PeerLink, streams: StreamConnections) -> None:
-        if self._inbound[peer] and not streams.has(peer):
+        if link.connection_count and not streams.has(peer):
             link.close_accepted()
         if link.is_busy:
             streams.note_use(peer)
@@ -237,6 +250,6 @@ class BulkPool:
         if peer == self._local_id or self._shared.reputation.is_banned(peer):
             return GreetingVerdict.UNWELCOME
         dialled = self._links[peer].dialled_count if peer in self._links else 0
-        if self._inbound[peer] + dialled + opening >= options.max_connections_per_peer:
-            return GreetingVerdict.FULL
-        return GreetingVerdict.FULL if self._inbound.total() >= options.max_connections else GreetingVerdict.WELCOME
+        accepted = sum(owner == peer for owner in self._inbound.values())
+        is_full = accepted + dialled + opening >= options.max_connections_per_peer
+        return GreetingVerdict.FULL if is_full else GreetingVerdict.WELCOME

@@ -34,7 +34,7 @@ from neuroshard.messages import (
     UnexpectedTensorError,
     WireError,
 )
-from neuroshard.network.limits import ByteBudget, Reservation, UploadPacer, contested_seconds
+from neuroshard.network.limits import CONTESTED_GRACE_SECONDS, ByteBudget, Reservation, UploadPacer, contested_seconds
 from neuroshard.network.pool.connection import PoolConnection
 from neuroshard.network.pool.options import MisconductError, PoolOptions
 from neuroshard.network.pool.transfers import IncomingTransfer, PacketHeader, PacketKind, is_newer, packet
@@ -166,6 +166,8 @@ class Receiver:
         stalled_at = self._heard_at + self._shared.options.seconds_for(CHUNK_BYTES)
         if now > min(stalled_at, *(entry.deadline for entry in here)):
             return True
+        if now > self._heard_at + CONTESTED_GRACE_SECONDS and self._shared.budget.must_yield(self._peer):
+            return True
         held_bytes = sum(entry.transfer.head.body_bytes for entry in here)
         is_long = now > min(entry.begun_at for entry in here) + contested_seconds(held_bytes)
         return is_long and self._shared.budget.is_awaited_by_others(self._peer)
@@ -260,9 +262,10 @@ class Receiver:
     def drop_lost(self, now: float) -> tuple[int, ...]:
         """Forget transfers that their sender has not offered again since it lost its connection; their numbers.
 
-        It has given them up, and could not say so.
+        It has given them up, and could not say so. They end sooner while a peer with a better right needs the memory.
         """
-        before = now - self._shared.options.resume_seconds
+        must_yield = self._shared.budget.must_yield(self._peer)
+        before = now - (CONTESTED_GRACE_SECONDS if must_yield else self._shared.options.resume_seconds)
         lost = tuple(n for n, entry in self._entries.items() if entry.lost_at is not None and entry.lost_at <= before)
         for number in lost:
             self.drop(number)

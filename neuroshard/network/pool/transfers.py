@@ -159,6 +159,9 @@ class OutgoingTransfer:
         self._may_send = False
         self._eager_blocks = EAGER_BLOCKS
         self._was_sent_whole = False
+        self._doubted_at: float | None = None  # when the peer was asked last what it has; at first, when all was sent
+        self._is_doubted = False
+        self._missing: dict[int, list[int]] = {}  # connection: blocks that it took and the peer did not have then
 
     @property
     def needs_offer(self) -> bool:
@@ -211,6 +214,18 @@ class OutgoingTransfer:
             if masks is not None:
                 self._uncertain = masks if self._uncertain is None else _union(self._uncertain, masks)
 
+    def doubt(self, now: float, seconds: float) -> None:
+        """Offer a frame again that was sent completely and is not complete there after `seconds`.
+
+        Perhaps one of several connections is open and carries nothing.
+        """
+        if not (self._may_send and self._is_answered and self._has_sent_all()):
+            self._doubted_at = None
+        elif self._doubted_at is None:
+            self._doubted_at = now
+        elif now - self._doubted_at >= seconds:
+            self._doubted_at, self._is_doubted, self._offered_over = now, True, None
+
     def restart(self) -> None:
         """The peer has forgotten the transfer."""
         self._unsent = [full_mask(sum(map(len, chunk))) for chunk in self._frame.chunks]
@@ -232,16 +247,28 @@ class OutgoingTransfer:
         if again is not None:
             self._require(again, self._all_sent())
 
-    def held(self, serial: int, masks: bytes) -> None:
-        """The peer answered the offer of this serial with what it has. Raises MisconductError."""
+    def held(self, serial: int, masks: bytes) -> frozenset[int]:
+        """The peer answered the offer of this serial with what it has.
+
+        Returns the connections of which no block arrived between two doubts. Raises MisconductError.
+        """
         here = parse_masks(masks, len(self._unsent))
         if serial != self._serial or self._offered_over is None:
-            return
+            return frozenset()
         self._is_answered = self._may_send = True
         if self._uncertain is not None:
             again = [uncertain & ~held for uncertain, held in zip(self._uncertain, here, strict=True)]
             self._uncertain = None
             self._require(again, again)
+        return self._stalled(here) if self._is_doubted else frozenset()
+
+    def _stalled(self, here: list[int]) -> frozenset[int]:
+        before, self._missing, self._is_doubted = self._missing, {}, False
+        for number, masks in self._sent_over.items():
+            missing = [sent & ~held for sent, held in zip(masks, here, strict=True)]
+            if any(missing):
+                self._missing[number] = missing
+        return frozenset(number for number, missing in self._missing.items() if before.get(number) == missing)
 
     def _take_from(self, chunk: int, connection: int, most_blocks: int) -> OutgoingPacket:
         mask = self._unsent[chunk]

@@ -283,6 +283,34 @@ def test_connections_that_came_back_are_used_at_once() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "::1"), ("::1", "127.0.0.1")], ids=["to IPv6", "to IPv4"])
+def test_bodies_go_on_when_a_peer_comes_back_with_the_other_address_family(hosts: tuple[str, str]) -> None:
+    """The one that stays listens on IPv4 only. The other one moves, and dials it; later it is dialled there."""
+
+    async def scenario() -> None:
+        async with nodes(1) as (stays,):
+            stays.transport.serve("echo", echo, LIMITS)
+            for host in hosts:
+                async with nodes(1, replace(LOOPBACK, host=host), first=2) as (moves,):
+                    moves.transport.serve("echo", echo, LIMITS)
+                    await moves.transport.connect(address_of(stays))
+                    await there_and_back(moves, stays, 4 * MIB)
+                    await there_and_back(stays, moves, 4 * MIB)
+                    assert stays.transport.connections()[0].bulk_connections > 0
+                    peer = moves.transport.local_id
+                    await until(lambda peer=peer: bool(stays.transport._connections._contacts.to_dial(peer, 1.0)))
+                    await stays.transport._connections.close_peer(peer)
+                    await until(lambda: not moves.transport.connections())
+                    await until(lambda peer=peer: not stays.transport._pool.connections_with(peer))
+                    await there_and_back(stays, moves, 4 * MIB)
+                    (connection,) = stays.transport.connections()
+                    assert connection.is_outbound
+                    assert f"/{host}/" in connection.address
+                await until(lambda: not stays.transport.connections())
+
+    run(scenario)
+
+
 LATER_PHASES = ("before", "while handling", "while answering")
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import PeerRefusedError, RequestRefusedError
-from neuroshard.network.libp2p import NetworkOptions
+from neuroshard.network.libp2p import NetworkOptions, NetworkParts
+from neuroshard.network.limits import frame_budget
 from neuroshard.network.pool.transfers import BLOCK_BYTES, EAGER_BLOCKS
-from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy
+from neuroshard.network.transfer_policy import BULK_BYTES, PolicyTransport, TransferPolicy, TransfersStoppedError
 from neuroshard.types import NodeId
+from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, nodes, run
 
 PART_BYTES = 4 << 20
@@ -61,6 +63,43 @@ def test_what_is_large_is_refused_before_it_comes_and_what_is_small_goes_on(
             gate.open()
             await send(PART_BYTES)
             assert come == admitted == [BULK_BYTES, PART_BYTES]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("body_connections", [True, False], ids=["pool", "libp2p"])
+def test_a_line_that_becomes_metered_stops_a_transfer_and_works_again_when_it_is_not(body_connections: bool) -> None:
+    """The sender stops in the middle, and the receiver frees the memory."""
+
+    async def scenario() -> None:
+        options = replace(LOOPBACK, body_connections=body_connections, upload_bytes_per_second=2 << 20)
+        budget = frame_budget()
+        async with nodes(1, options) as (a,), nodes(1, options, lambda _: NetworkParts(budget=budget), 2) as (b,):
+            gate, come = TransferPolicy(), list[int]()
+            gated = PolicyTransport(a.transport, gate)
+
+            async def take(_: NodeId, request: Frame) -> Frame:
+                await anyio.lowlevel.checkpoint()
+                come.append(len(request.tensors[0].data))
+                return Frame("part")
+
+            b.transport.serve("part", take, FrameLimits(max_body_bytes=2 * PART_BYTES))
+            peer = await a.transport.connect(address_of(b))
+
+            async def meter() -> None:
+                await until(lambda: a.transport.connections()[0].bytes_sent > 1 << 20)
+                gate.close("The connection is metered.")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(meter)
+                with pytest.raises(TransfersStoppedError, match="metered"):
+                    await gated.request(peer, part(2 * PART_BYTES), timeout_seconds=60)
+            await until(lambda: budget.used == 0)
+            assert a.transport.connections()[0].bytes_sent < PART_BYTES
+            await gated.request(peer, part(BULK_BYTES), timeout_seconds=60)
+            gate.open()
+            await gated.request(peer, part(PART_BYTES), timeout_seconds=60)
+            assert come == [BULK_BYTES, PART_BYTES]
 
     run(scenario)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from random import Random
@@ -20,8 +20,9 @@ from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import proposal
 from neuroshard.network.libp2p.streams import DATA, PING, SYN, WINDOW_UPDATE, header_bytes
 from neuroshard.network.libp2p.transport import FRAME_PROTOCOL
-from neuroshard.network.limits import ByteBudget
+from neuroshard.network.limits import ByteBudget, PeerStanding
 from neuroshard.types import NodeId
+from tests.worlds.claims import identity_of
 from tests.worlds.clock import until
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, lives, nodes, run
 
@@ -134,20 +135,25 @@ def test_one_byte_a_second_is_cut() -> None:
     run(scenario, clock=MockClock(autojump_threshold=0.1))
 
 
-def test_who_holds_memory_that_others_wait_for_must_hurry() -> None:
+@pytest.mark.parametrize(
+    ("honest_ip", "most_seconds"), [("127.0.0.1", 60), ("20.1.1.1", 15)], ids=["one host", "other network"]
+)
+def test_who_holds_memory_that_others_wait_for_must_hurry(honest_ip: str, most_seconds: float) -> None:
     size = 2**23  # may take 9 minutes when nobody waits
 
     async def scenario() -> None:
-        opinion = Reputation(trio.current_time)
-        part = NetworkParts(reputation=opinion, budget=ByteBudget(size, size))
+        opinion, budget = Reputation(trio.current_time), ByteBudget(size, size)
+        part = NetworkParts(reputation=opinion, budget=budget)
         options = replace(LOOPBACK, body_connections=False)
         async with nodes(3, options, parts=lambda i: part if i == 0 else NetworkParts()) as (victim, attacker, honest):
+            ips = {attacker.transport.local_id: "127.0.0.1", honest.transport.local_id: honest_ip}
+            budget.share_by(lambda peer: PeerStanding(ips[peer]))
             victim.transport.serve("echo", echo, FrameLimits(max_body_bytes=size))
             for other in (attacker, honest):
                 await other.transport.connect(address_of(victim))
             stream = await muxer_to(attacker, victim).open_stream()
             await stream.write(proposal(FRAME_PROTOCOL) + with_body(size) + bytes(1000))
-            await until(lambda: part.budget is not None and part.budget.used == size)
+            await until(lambda: budget.used == size)
             began = trio.current_time()
             reply = await honest.transport.request(
                 victim.transport.local_id,
@@ -156,11 +162,43 @@ def test_who_holds_memory_that_others_wait_for_must_hurry() -> None:
                 timeout_seconds=100,
             )
             assert reply.tensors
-            assert trio.current_time() - began < 60
+            assert trio.current_time() - began < most_seconds
             assert dict(opinion.refused()) == {ScoreReason.TOO_SLOW.value: 1}
             assert opinion.score(attacker.transport.local_id) < 0
 
-    run(scenario, clock=MockClock(autojump_threshold=0.02))
+    run(scenario, clock=MockClock(autojump_threshold=0.1))
+
+
+STRANGER = identity_of(50).node_id
+
+
+class WatchedBudget(ByteBudget):
+    """Keeps what it is told to share by."""
+
+    standing_of: Callable[[NodeId], PeerStanding] | None = None
+
+    def share_by(self, standing_of: Callable[[NodeId], PeerStanding]) -> None:
+        self.standing_of = standing_of
+
+
+def test_memory_is_shared_by_the_address_of_a_peer_and_members_of_a_closed_run_are_known() -> None:
+    async def scenario() -> None:
+        budgets = WatchedBudget(2**30, 2**30), WatchedBudget(2**30, 2**30)
+        part = NetworkParts(budget=budgets[0], heads=budgets[1])
+        async with nodes(2, parts=lambda i: part if i == 0 else NetworkParts()) as (victim, other):
+            await other.transport.connect(address_of(victim))
+            peer = other.transport.local_id
+            for budget in budgets:
+                assert budget.standing_of is not None
+                assert budget.standing_of(peer) == PeerStanding("127.0.0.1", is_known=False)
+                assert budget.standing_of(STRANGER) == PeerStanding("", is_known=False)
+            victim.gate.close(lambda who: "" if who == peer else "no pass")
+            for budget in budgets:
+                assert budget.standing_of is not None
+                assert budget.standing_of(peer) == PeerStanding("127.0.0.1", is_known=True)
+                assert budget.standing_of(STRANGER) == PeerStanding("", is_known=False)
+
+    run(scenario)
 
 
 def test_a_thousand_streams_of_one_peer_are_bounded() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import anyio
 import pytest
-from test_libp2p_nat import HOME, Meeting, eventually, kind_with, play
+from test_libp2p_nat import HOME, Meeting, Roles, Scene, eventually, kind_with, play
 
 from neuroshard.membership.announcements import Announcement, directory_namespace
 from neuroshard.membership.claim_intake import signed_announcement
@@ -21,7 +20,7 @@ from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import LayerRange, RunId
 from tests.worlds.claims import identity_of
-from tests.worlds.lan import internet, is_possible
+from tests.worlds.lan import Internet, is_possible
 from tests.worlds.network_nodes import LOOPBACK, address_of, echo, nodes, run
 
 MIB = 1024 * 1024
@@ -49,11 +48,13 @@ async def router_at_home() -> NatPmpRouter:
     return router
 
 
-def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable[None]]]:
+def mapped(place: Internet, meeting: Meeting) -> Roles:
     """A node at the right maps its ports; one at the left finds it through a seed that relays for nobody."""
 
+    place.routers["right"].speaks_nat_pmp = True
+
     async def seed() -> None:
-        options = NetworkOptions(seed_ip, lan_discovery=False, port_mapping=False, relay=False)
+        options = NetworkOptions(place.relay, lan_discovery=False, port_mapping=False, relay=False)
         async with libp2p_network(identity_of(1), options) as network:
             meeting.say("seed", address_of(network))
             await meeting.hear("done")
@@ -98,12 +99,9 @@ def scenario(meeting: Meeting, seed_ip: str) -> dict[str, Callable[[], Awaitable
 @pytest.mark.process
 @pytest.mark.skipif(not is_possible(), reason="needs root, network namespaces and TUN devices")
 def test_who_reads_the_record_of_a_mapped_node_reaches_it_over_several_connections() -> None:
-    meeting = Meeting()
-    with internet("nsmap", PUBLIC) as place:
-        place.routers["right"].speaks_nat_pmp = True
-        play(place, meeting, scenario(meeting, place.relay))
-        assert place.routers["right"].forwards == {}
-        assert len(set(place.routers["right"].forwarded.values())) == 1
+    (place,) = play({"a mapped node": Scene(mapped, network=PUBLIC)})
+    assert place.routers["right"].forwards == {}
+    assert len(set(place.routers["right"].forwarded.values())) == 1
 
 
 def test_a_loopback_host_has_nothing_to_map() -> None:

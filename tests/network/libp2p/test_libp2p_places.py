@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from neuroshard.network import PeerUnreachableError
+from neuroshard.network.crowds import WIDE_SHARE, network_of
 from neuroshard.network.libp2p import ConnectionLimits
 from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
 from neuroshard.network.libp2p.places import (
     MAX_TARGETS,
     PROTECTED_NEAR,
     PROTECTED_USEFUL,
-    WIDE_SHARE,
     ConnectionAdmission,
     ConnectionPlace,
     DialBudget,
     NoPlaceError,
-    network_of,
 )
 from neuroshard.network.libp2p.streams import RoundTrips
 from neuroshard.types import NodeId

@@ -24,7 +24,10 @@ from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError
 from neuroshard.network.libp2p import NetworkOptions, hole_punching
 from neuroshard.network.libp2p import relay as relay_module
+from neuroshard.network.libp2p.addresses import PeerAddress
+from neuroshard.network.libp2p.connections import Dialler
 from neuroshard.network.libp2p.hole_punching import HolePuncher
+from neuroshard.network.libp2p.muxer import BoundedMuxer
 from neuroshard.network.libp2p.negotiation import confirm, proposal
 from neuroshard.network.libp2p.relay import RelayLimits
 from neuroshard.network.libp2p.relay_messages import HOP_PROTOCOL, encode_message, encoded_node_id, read_message
@@ -164,6 +167,7 @@ async def lives_over(asker: Network, asked: Network) -> None:
 
 
 BODY_BYTES = 3 * 1024 * 1024
+MIB = 1024 * 1024
 
 
 @asynccontextmanager
@@ -216,11 +220,12 @@ def test_bodies_through_a_relay_have_one_circuit_of_their_own_until_a_hole_is_pu
     run(scenario)
 
 
-def test_bodies_stay_on_streams_where_the_relay_allows_no_second_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(_: HolePuncher, __: NodeId) -> None:
-        await anyio.sleep_forever()
+async def never_punch(_: HolePuncher, __: NodeId) -> None:
+    await anyio.sleep_forever()
 
-    monkeypatch.setattr(HolePuncher, "upgrade", never)
+
+def test_bodies_stay_on_streams_where_the_relay_allows_no_second_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HolePuncher, "upgrade", never_punch)
     monkeypatch.setattr(relay_module, "RelayLimits", partial(RelayLimits, circuits_of_node=1))
 
     async def scenario() -> None:
@@ -228,6 +233,77 @@ def test_bodies_stay_on_streams_where_the_relay_allows_no_second_circuit(monkeyp
             await exchange_body(hidden, other)
             await exchange_body(other, hidden)
             assert bulk_connections(hidden, other) == bulk_connections(other, hidden) == 0
+
+    run(scenario)
+
+
+def test_a_transfer_goes_on_through_another_relay_when_its_relay_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HolePuncher, "upgrade", never_punch)
+    dial = Dialler.dial
+
+    async def dial_relays_only(dialler: Dialler, address: PeerAddress) -> BoundedMuxer:
+        if address.peer in {identity_of(number).node_id for number in (2, 3)}:
+            raise PeerUnreachableError("its router lets nobody in")
+        return await dial(dialler, address)
+
+    monkeypatch.setattr(Dialler, "dial", dial_relays_only)
+
+    async def scenario() -> None:
+        far = replace(FAR, body_connections=True, upload_bytes_per_second=MIB)
+        started, stopped = list[Network](), anyio.Event()
+
+        async def serve_until_stopped() -> None:
+            async with nodes(1, RELAY) as (relay,):
+                started.append(relay)
+                await stopped.wait()
+
+        async with nodes(1, RELAY, first=5) as (second,), anyio.create_task_group() as tasks:
+            tasks.start_soon(serve_until_stopped)
+            await until(lambda: bool(started))
+            (first,) = started
+            async with nodes(2, far, first=2) as (hidden, other):
+                heard = list[Frame]()
+
+                async def note(_: NodeId, frame: Frame) -> Frame:
+                    await anyio.lowlevel.checkpoint()
+                    heard.append(frame)
+                    return Frame("answer")
+
+                hidden.transport.serve("note", note, FrameLimits(max_body_bytes=4 * MIB))
+                for relay in (first, second):
+                    await hidden.transport.connect(address_of(relay))
+                await until(lambda: len(circuits(hidden)) == 2)
+                first_id, peer = first.transport.local_id, hidden.transport.local_id
+                await other.transport.connect(next(text for text in circuits(hidden) if first_id in text))
+                other.transport._connections._contacts.learn_texts(peer, circuits(hidden), 1.0)  # as from a record
+
+                async def stop() -> None:
+                    connections = other.transport.connections
+                    await until(lambda: any(one.peer == peer and one.bytes_sent > MIB for one in connections()))
+                    stopped.set()
+
+                tasks.start_soon(stop)
+                body = (TensorPart(TensorSpec("x", "uint8", (4 * MIB,)), bytes(4 * MIB)),)
+                await other.transport.request(peer, Frame("note", {}, body), timeout_seconds=60)
+                assert [frame.tensors[0].data for frame in heard] == [bytes(4 * MIB)]
+                assert first_id not in kinds(other)
+                assert kinds(other)[peer] is ConnectionKind.RELAYED
+
+    run(scenario)
+
+
+def test_a_slow_relay_is_waited_for_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HolePuncher, "upgrade", never_punch)
+    monkeypatch.setattr(relay_module, "RelayLimits", partial(RelayLimits, bytes_per_second=MIB, burst_seconds=0.5))
+
+    async def scenario() -> None:
+        async with circuit_for_bodies() as (hidden, other):
+            began = anyio.current_time()
+            await exchange_body(other, hidden)
+            assert anyio.current_time() - began > 2 * (BODY_BYTES / MIB - 0.5) - 1  # there and back
+            for near, far in ((hidden, other), (other, hidden)):
+                assert near.reputation.score(far.transport.local_id) >= 0
+                assert kinds(near)[far.transport.local_id] is ConnectionKind.RELAYED
 
     run(scenario)
 

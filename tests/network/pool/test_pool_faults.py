@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from random import Random
 
@@ -11,13 +11,26 @@ import anyio
 import psutil
 import pytest
 
-from neuroshard.messages import Frame
+from neuroshard.messages import Frame, encode
 from neuroshard.network import PeerUnreachableError, RequestTimeoutError, TransportClosedError
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.pool import PoolOptions
+from neuroshard.network.pool.transfers import PacketKind
 from neuroshard.types import NodeId
 from tests.worlds.clock import until
-from tests.worlds.network_nodes import LIMITS, MIB, POOL_LOOPBACK, Line, Node, frame_of, line_to, node, run, two_nodes
+from tests.worlds.network_nodes import (
+    LIMITS,
+    MIB,
+    POOL_LOOPBACK,
+    Line,
+    Node,
+    frame_of,
+    line_to,
+    node,
+    run,
+    stranger,
+    two_nodes,
+)
 
 SLOW = 24 * MIB  # bytes a second: slow enough to be interrupted
 DATA = Random(3).randbytes(24 * MIB)
@@ -84,6 +97,66 @@ def test_one_of_four_connections_breaks() -> None:
             answer = await a.ask(b, frame_of(DATA), via=line.endpoint)
             assert answer.tensors[0].data == DATA
             assert line.bytes_there < len(DATA) + LOST_ON_THE_WAY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", ["dies", "stalls"])
+def test_one_of_sixteen_connections(fault: str) -> None:
+    async def scenario() -> None:
+        # The stalled one is closed 12 s after the last piece, or 22 s if it also got the second repeated offer.
+        # The receiver gives up after 36 s, as 66 s and 148 s by default.
+        options = replace(POOL_LOOPBACK, fixed_connections=16, grace_seconds=4.0, min_bytes_per_second=32 * 1024)
+        async with (
+            node(1, options, pacer=UploadPacer(SLOW)) as a,
+            node(2, options, pacer=UploadPacer(SLOW)) as b,
+            line_to(b.door.endpoint()) as line,
+            anyio.create_task_group() as tasks,
+        ):
+            await a.ask(b, frame_of(bytes(MIB), "swallow"), via=line.endpoint)
+            await until(lambda: a.pool.connection_count == 16)
+            before = line.bytes_there
+
+            async def break_one() -> None:
+                await until(lambda: line.bytes_there > before + 8 * MIB)
+                if fault == "dies":
+                    line.cut(7)
+                else:
+                    line.stalled = {7}
+
+            tasks.start_soon(break_one)
+            answer = await a.ask(b, frame_of(DATA), via=line.endpoint)
+            assert answer.tensors[0].data == DATA
+            assert [frame.kind for frame in b.heard] == ["swallow", "echo"]
+            assert line.bytes_there - before < len(DATA) + LOST_ON_THE_WAY
+            assert not a.reputation.banned_peers()
+            assert not b.reputation.banned_peers()
+
+    run(scenario)
+
+
+def test_one_of_sixteen_connections_lies() -> None:
+    """Its chunk ends the transfer and is blamed once. The other connections carry the next one."""
+
+    async def scenario() -> None:
+        async with node(2) as b, AsyncExitStack() as open_ones:
+            peers = [await open_ones.enter_async_context(stranger(b)) for _ in range(16)]
+            body = DATA[: 16 * MIB]
+            parts = [body[start : start + MIB] for start in range(0, len(body), MIB)]
+            for number, lie in ((1, 7), (2, None)):
+                await peers[0].send(PacketKind.OFFER, number, encode(frame_of(body, "swallow")).head)
+                assert (await peers[0].receive())[0].kind is PacketKind.ACCEPT
+                order = [part for part in range(16) if part != lie] + ([] if lie is None else [lie])
+                for part in order:
+                    data = bytes(MIB) if part == lie else parts[part]
+                    await peers[part].send(PacketKind.PIECE, number, data, extra=part * MIB)
+                teller = peers[0 if lie is None else lie]
+                header, _ = await teller.receive()
+                assert header.transfer == number
+                assert header.kind is (PacketKind.DONE if lie is None else PacketKind.REFUSE)
+            await until(lambda: [frame.kind for frame in b.heard] == ["swallow"])
+            assert b.reputation.refused() == (("digest_mismatch", 1),)
+            assert b.pool.connection_count == 16
 
     run(scenario)
 

@@ -80,6 +80,12 @@ export interface KnownRunBody {
   is_current: boolean;
 }
 
+/** The upload of this computer's line. */
+export interface LineBody {
+  upload: number; // megabits per second, measured or assumed
+  measured_at: number | null; // seconds since the epoch; null: not measured yet, so it is assumed
+}
+
 /** A new invitation. It is shown only now: the node does not keep its secret. */
 export interface MadeInvitationBody {
   message: string;
@@ -132,12 +138,14 @@ export interface NewTokenBody {
 export interface PresetBody {
   name: "light" | "balanced" | "everything";
   settings: Record<string, boolean | number | null>; // values to send to /api/config; null removes a limit
+  upload: number | null; // most that this computer sends, in megabits per second; null: no limit
   gb_per_day: number | null; // most that this computer sends in a day; null: no limit
 }
 
 /** All presets of this computer. */
 export interface PresetsBody {
   presets: PresetBody[];
+  line: LineBody;
   chosen: "light" | "balanced" | "everything" | null; // the one whose values the settings have; null: other limits
   has_limits: boolean; // whether the settings limit memory, upload or speed; by default they do not
   after_restart: string[]; // settings of the presets that are stored for the next start
@@ -168,6 +176,7 @@ export interface SetupBody {
   settings: Record<string, SetupField>;
   autostart: SetupAutostart;
   presets: PresetsBody;
+  gpus: string[]; // GPUs that may train, with their memory; empty: the processor trains
   arrival: ArrivalBody;
   chosen: boolean; // whether folder and settings were sent once
 }

@@ -71,6 +71,7 @@ export interface HopTimes {
   recompute_seconds: number | null; // part of the compute time: the forward pass repeated for the backward pass [s]
   bytes_sent: number; // tensors that the driver sent [bytes]
   bytes_received: number; // tensors that the driver received [bytes]
+  bytes_handed: number; // tensors that the stage sent to the stages before and after it, as it reports [bytes]
 }
 
 export type JsonValue = unknown;
@@ -196,6 +197,8 @@ export interface PipelineFlow {
   recompute_share: number | null;
   /** bytes of tensors that this driver sent and received per token [bytes/token]; null: the node does not train, or the snapshot is older than 30 s */
   wire_bytes_per_token: number | null;
+  /** bytes of tensors per token that the node with most of them sends, the driver or a stage [bytes/token]; null: the node does not train, or the snapshot is older than 30 s */
+  busiest_upload_per_token: number | null;
   /** one for each stage; empty without microbatches; empty: the node does not train, or the snapshot is older than 30 s */
   loads: StageLoad[];
   /** slowest stage; null with one stage, and without microbatches; null: the node does not train, or the snapshot is older than 30 s */
@@ -205,6 +208,7 @@ export interface PipelineFlow {
   failures: number; // requests after which another node was asked, since the start
   given_up: number; // microbatches dropped for good, since the start
   unanswered: number[]; // stages for which microbatches wait now because every holder fails
+  star_edges: StarEdge[]; // neighbours that cannot hand tensors to each other now: the driver passes theirs on
   recent: MicrobatchTrace[]; // at most 32 microbatches, the newest last
   /** rate of this driver over the last minute [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
   tokens_per_second: number | null;
@@ -376,6 +380,8 @@ export interface StageStatus {
   sessions: number; // open sessions of drivers
   state_root: string; // hash of the stage's replicated state after the last outer step
   last_saved_step: number | null;
+  /** tokens that pass through it, forward and backward [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
+  tokens_per_second: number | null;
 }
 
 /** A seat of a stage that this node holds. */
@@ -386,6 +392,12 @@ export interface StageVoter {
   is_online: boolean; // this node, or one that has answered lately
   stage: number; // index of the run's stage, counted from 0
   is_here: boolean; // this node
+}
+
+/** Two nodes with neighbouring stages that cannot hand tensors to each other now. The driver passes theirs on. */
+export interface StarEdge {
+  one: string;
+  other: string;
 }
 
 /** A stage of a microbatch whose work another replica took over in the middle of it. */

@@ -1,6 +1,23 @@
 // The node's status, generated from the declarations in neuroshard/status and neuroshard/api. Do not edit.
 // After a change there: python -m neuroshard.api.typescript web/src/api
 
+/** Speed of training on this computer's device, in figures that compare devices. Pauses, evaluations and waits for data do not count as time. */
+export interface AccelerationStatus {
+  device: string; // name of the device that computes
+  precision: string; // number format of its matrix products: fp32 or bf16
+  /** floating-point operations per token, forward and backward, of the layers that this node holds; forward passes that are repeated to save memory do not count [FLOP/token] */
+  flops_per_token: number;
+  peak_flops: number | null; // highest speed of its matrix products [FLOP/s]
+  /** table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision */
+  peak_source: "table" | "measured";
+  /** tokens that pass through its layers, forward and backward; null before the first step [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
+  tokens_per_second: number | null;
+  /** computing speed of training: tokens per second x operations per token [FLOP/s]; null: the node does not train, or the snapshot is older than 30 s */
+  flops_per_second: number | null;
+  /** model FLOPs utilisation: the share of the peak that training uses [0..1]; null: the node does not train, or the snapshot is older than 30 s */
+  mfu: number | null;
+}
+
 /** Work of this computer that certificates of rounds accepted since the start of the node. */
 export interface AcceptedWork {
   rounds: number; // certified rounds that accepted this computer's work
@@ -24,6 +41,8 @@ export interface Architecture {
   norm_reorder: boolean;
   trainable_rmsnorm: boolean;
   initialisation: "fan_in" | "depth";
+  subspace_rank: number;
+  free_blocks: number;
 }
 
 /** One restorable state on disk. */
@@ -199,6 +218,8 @@ export interface NetworkStatus {
   upload_rate: number | null; // upload rate [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
   download_rate: number | null; // download rate [bytes/s]; null: the network does not run, or the snapshot is older than 30 s
   upload_limit: number | null; // upload limit that the owner set; null: none [bytes/s]
+  line_upload: number | null; // measured upload speed of the line; null: not measured yet [bytes/s]
+  line_measured_at: number | null; // time at which the line was measured; null: not yet [s since 1970]
   banned_peers: number; // peers that are banned now
   refused: Record<string, number>; // refused messages of peers, by reason
   join_line: string; // command with which others join this run through this node; may be empty
@@ -234,6 +255,7 @@ export interface NodeStatus {
   checkpoints: CheckpointStatus;
   pipeline: PipelineStatus | null; // null before the run and its stages are known
   resources: ResourceStatus;
+  acceleration: AccelerationStatus | null; // null while this node holds no layers
   peers: PeerStatus[]; // the first 32; /api/peers has all
   feed: FeedEvent[]; // newest first; /api/feed has all
   network: NetworkStatus;

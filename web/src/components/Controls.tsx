@@ -50,7 +50,7 @@ export function Controls({ status, reachable, actions, onMessage }: Props) {
         {paused ? "Resume" : "Pause"}
       </button>
       {!paused && <PauseMenu disabled={cannotPause} onPause={pauseFor} />}
-      <PresetChoice startedAt={status.started_at} actions={actions} isOff={isOff} run={run} />
+      <PresetChoice startedAt={status.started_at} measuredAt={status.network.line_measured_at} actions={actions} isOff={isOff} run={run} />
       <button type="button" class="button" {...actionOf(isOff, () => setAsking(true))}>
         <Icon name="stop" />
         Stop

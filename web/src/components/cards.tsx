@@ -1,12 +1,12 @@
 // Cards about this computer, its text, its rounds and its safety, shared by several views.
 
 import type { DataStatus, NodeStatus } from "../api/status";
-import { ago, bigCount, bytes, count, duration, plural, stepsWords } from "../format";
+import { ago, bigCount, bytes, count, duration, flopRate, percent, plural, stepsWords } from "../format";
 import { layerWords, roleWords } from "../words/part";
 import { Bar, Card, Facts } from "./parts";
 
 export function ComputerCard({ status }: { status: NodeStatus }) {
-  const { model, memory, resources } = status;
+  const { model, memory, resources, acceleration } = status;
   return (
     <Card title="This computer" hint="Its part of the model and what that costs it.">
       <Facts
@@ -15,6 +15,7 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
           ["Holds", model ? holds(model) : "–"],
           ["Memory tier", memory ? `${count(memory.tier_mb)} MB (limit: ${memory.limit_source})` : "–"],
           ["Computes on", resources.device_name || resources.device],
+          acceleration?.mfu == null ? null : ["Speed", speedWords(acceleration)],
         ]}
       />
       {memory && (
@@ -28,7 +29,7 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
         <Bar
           label="Processor"
           fraction={resources.cpu_cores / resources.cpu_threads_limit}
-          text={`${resources.cpu_cores.toFixed(1)} of ${count(resources.cpu_threads_limit)} cores`}
+          text={`${resources.cpu_cores.toFixed(1)} of ${plural(resources.cpu_threads_limit, "core")}`}
         />
       )}
       {resources.gpu_memory_bytes !== null && resources.gpu_memory_total_bytes !== null && (
@@ -46,6 +47,10 @@ export function ComputerCard({ status }: { status: NodeStatus }) {
       )}
     </Card>
   );
+}
+
+function speedWords({ flops_per_second: flops, mfu, peak_source }: NonNullable<NodeStatus["acceleration"]>): string {
+  return `${flopRate(flops)}, ${percent(mfu ?? 0)} of the peak ${peak_source === "table" ? "in its data sheet" : "measured here"} (MFU)`;
 }
 
 function holds({ layers, roles, architecture, parameter_count }: NonNullable<NodeStatus["model"]>): string {

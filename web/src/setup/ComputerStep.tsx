@@ -3,7 +3,7 @@
 import type { PresetBody, SetupField } from "../api/bodies";
 import { useState } from "preact/hooks";
 import { typedValue } from "../views/setting-rows";
-import { OWN_LIMITS, PRESET_LABEL, presetEffects, PRESETS } from "../words/presets";
+import { gpuWords, lineWords, OWN_LIMITS, PRESET_LABEL, presetEffects, PRESETS } from "../words/presets";
 import { Buttons, Choice, Fault, Field, useSending } from "./fields";
 import type { StepProps } from "./Wizard";
 
@@ -20,7 +20,7 @@ export const LIMITS: readonly Limit[] = [
   { name: "memory", label: "Memory", unit: "MB", about: proposed("all but a reserve for you.") },
   { name: "cpu_threads", label: "Processor threads", unit: "", about: proposed("one for each core.") },
   { name: "max_storage", label: "Space for training text", unit: "MB", about: proposed("on the disk of the data folder.") },
-  { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "The most that others may get from you. Empty: no limit." },
+  { name: "max_upload", label: "Upload", unit: "Mbit/s", about: () => "Most that this computer sends to others. Empty: no limit." },
   { name: "monthly_quota", label: "Data per month", unit: "GB", about: () => "Sent and received together. Empty: no limit." },
 ];
 
@@ -28,21 +28,25 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
   const { folder, settings } = setup;
   const limits = LIMITS.filter(({ name }) => name in settings);
   const [path, setPath] = useState(folder.path);
-  const { presets, chosen } = setup.presets;
+  const { presets, chosen, line } = setup.presets;
   const [preset, setPreset] = useState<PresetBody | null>(presets.find(({ name }) => name === chosen) ?? null);
   const [texts, setTexts] = useState<Record<string, string>>(() =>
     Object.fromEntries(limits.map(({ name }) => [name, textOf(settings[name])])),
   );
   const shown = (name: string) => (preset && name in preset.settings ? text(preset.settings[name]) : (texts[name] ?? ""));
   const own = () => {
-    setTexts(Object.fromEntries(limits.map(({ name }) => [name, shown(name)])));
+    const upload = preset?.upload ?? null;
+    const limited = upload === null ? {} : { max_upload: String(Number(upload.toPrecision(2))) };
+    setTexts({ ...Object.fromEntries(limits.map(({ name }) => [name, shown(name)])), ...limited });
     setPreset(null);
   };
   const { busy, faults, send } = useSending();
   const submit = async () => {
     const free = limits.filter(({ name }) => !settings[name]?.fixed_by);
     const values = Object.fromEntries(free.map(({ name }) => [name, typedValue(shown(name))]));
-    const changed = await calls.choose({ data_dir: path, settings: { ...values, ...preset?.settings } });
+    // Own limits take back all of a preset that was chosen before, also what has no field here.
+    const chosenBefore = Object.fromEntries(Object.keys(presets[0]?.settings ?? {}).map((name) => [name, null]));
+    const changed = await calls.choose({ data_dir: path, settings: preset ? { ...values, ...preset.settings } : { ...chosenBefore, ...values } });
     const other = changed.folder.wallet_id;
     onChange(changed, other === null || other === changed.wallet?.wallet_id ? "work" : undefined);
   };
@@ -57,7 +61,7 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
       }}
     >
       <h1 tabIndex={-1}>What may it use?</h1>
-      <p>Everything can be changed later. The program measures what you leave empty.</p>
+      <p>You can change everything later.</p>
       <Field
         id="data_dir"
         label="Data folder"
@@ -84,6 +88,9 @@ export function ComputerStep({ setup, calls, go, onChange }: StepProps) {
         ))}
         <Choice type="radio" name="preset" label={OWN_LIMITS} about="Set each limit below." checked={preset === null} onChange={own} />
       </fieldset>
+      <p class="muted small">
+        {gpuWords(setup.gpus)} {lineWords(line)}
+      </p>
       <div class="setup-limits">
         {limits.filter(({ name }) => preset === null || !(name in preset.settings)).map(({ name, label, unit, about }) => (
           <Field

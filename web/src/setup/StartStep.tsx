@@ -4,6 +4,7 @@ import type { SetupBody } from "../api/bodies";
 import { useEffect, useState } from "preact/hooks";
 import { NEARBY, textWords } from "../arrival/words";
 import { Facts } from "../components/parts";
+import { uploadWords } from "../words/presets";
 import { LIMITS, measured } from "./ComputerStep";
 import { Buttons, Fault, useSending } from "./fields";
 import type { SetupCalls } from "./setup";
@@ -41,9 +42,11 @@ export function StartStep({ setup, calls, go }: StepProps) {
 }
 
 function rowsOf(setup: SetupBody): [string, string][] {
+  const preset = setup.presets.presets.find(({ name }) => name === setup.presets.chosen);
   const limits = LIMITS.flatMap(({ name, label, unit }): [string, string][] => {
     const field = setup.settings[name];
     if (!field) return [];
+    if (name === "max_upload" && preset?.upload != null) return [[label, uploadWords(preset.upload)]];
     const value = typeof field.value === "number" ? field.value.toLocaleString("en") : measured(field);
     return [[label, value === null ? "no limit" : `${value} ${unit}`.trim()]];
   });

@@ -68,7 +68,7 @@ export function WalletStep({ setup, calls, onChange, go }: StepProps) {
           </p>
           <Fault id="phrase-fault" text={fault} />
           {mayBeText && (
-            <Choice type="checkbox" name="text" label="My token is another text" about="Every other text stands for another wallet, so a slip of the pen does, too." checked={isText} onChange={setIsText} />
+            <Choice type="checkbox" name="text" label="My token is another text" about="Each text belongs to a different wallet. A typing mistake leads to a wrong wallet." checked={isText} onChange={setIsText} />
           )}
         </div>
       )}

@@ -39,8 +39,14 @@ export function Wizard({ calls }: { calls: SetupCalls }) {
   const { gone, problem } = useHeartbeat(calls, setSetup, ({ arrival: { nearby } }) =>
     setSetup((present) => present && { ...present, arrival: { ...present.arrival, nearby } }),
   );
-  if (setup === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
-  const step = allowedStep(setup, wanted);
+  const step = setup && allowedStep(setup, wanted);
+  useLayoutEffect(() => {
+    // A step that is over shows another one. Its address must not stay: Back would later lead to the last step there.
+    if (step === null || wanted === null || wanted === step || stepFromHash() !== wanted) return;
+    history.replaceState(null, "", HASH + step);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  }, [step, wanted]);
+  if (setup === null || step === null) return <Frame>{problem ? <p role="alert">{problem}</p> : <p class="muted">Asking the program…</p>}</Frame>;
   const go = (next: Step) => {
     if (stepFromHash() === null) history.replaceState(null, "", HASH + step); // Back leads to what was shown here
     location.hash = HASH + next;

@@ -81,7 +81,11 @@ function Numbers({ flow }: { flow: PipelineFlow }) {
     <dl class="stats stats-three">
       <Stat label="Tokens per second" value={count(flow.tokens_per_second)} note={`that this computer drives through all stages${covered}`} />
       <Stat label="Idle (Bubble)" value={percent(flow.bubble_share)} note="of the time the computers of the stages did nothing for these microbatches; the less, the better" />
-      <Stat label="Wire bytes per token" value={bytes(flow.wire_bytes_per_token)} note="this computer sends and receives for every token it drives" />
+      <Stat
+        label="Busiest upload per token"
+        value={bytes(flow.busiest_upload_per_token)}
+        note={`by the computer that sends most; this one sends and receives ${bytes(flow.wire_bytes_per_token)}. ${starSentence(flow.star_edges.length)}`}
+      />
       <Stat label="Recomputed" value={percent(flow.recompute_share)} note="of the work is done twice, by stages that keep less in memory" />
       <Stat
         label="Replacements"
@@ -91,6 +95,12 @@ function Numbers({ flow }: { flow: PipelineFlow }) {
       <Stat label="Failed requests" value={count(flow.failures)} note={`after each the node chose another replica; ${plural(flow.given_up, "microbatch")} given up`} />
     </dl>
   );
+}
+
+function starSentence(pairs: number) {
+  return pairs === 0
+    ? "Stages send activations to each other"
+    : `${plural(pairs, "pair")} of neighbours cannot reach each other now: this computer passes their activations on`;
 }
 
 function Loads({ flow, ownId }: { flow: PipelineFlow; ownId: string | null }) {

@@ -88,7 +88,7 @@ function Waiting({ groups, reachable, restart }: { groups: readonly SettingGroup
   const waiting = groups.flatMap((group) => group.rows.filter((row) => row.later !== null).map((row) => row.title));
   if (waiting.length === 0) return null;
   return (
-    <Banner tone="busy" title="Stored, and in force after a restart:">
+    <Banner tone="busy" title="Stored. It takes effect after a restart:">
       {listed(waiting)}. Finished steps are kept.{" "}
       <button type="button" class="button" {...actionOf(!reachable, restart)}>
         {RESTART_NOW}

@@ -8,6 +8,7 @@ import { PeerList } from "../components/PeerList";
 import { Arrow } from "../components/PeerRow";
 import { Bar, Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { bigCount, bytes, count, loss, percent, plural } from "../format";
+import { lineSpeed } from "../words/presets";
 import type { Dashboard } from "../state/store";
 import { comparison, namesFolder, needsInvitation, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
 
@@ -214,6 +215,7 @@ function Connections({ network, peers }: { network: NetworkStatus; peers: readon
           ["Sent", `${bytes(network.bytes_sent)}, now ${rate(network.upload_rate)}`],
           ["Received", `${bytes(network.bytes_received)}, now ${rate(network.download_rate)}`],
           limit === null ? ["Upload limit", "none"] : null,
+          ["Line", lineSpeed(network.line_upload, network.line_measured_at)],
           ["Banned", network.banned_peers === 0 ? "nobody" : plural(network.banned_peers, "peer")],
           ["Refused", refused.length === 0 ? "nothing so far" : <Refused reasons={refused} />],
         ]}

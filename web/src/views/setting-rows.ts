@@ -81,12 +81,16 @@ export function shownValue(value: unknown): string {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** "" -> null (the default), "true" -> true, "8" -> 8, anything else the text itself. */
+/**
+ * "" -> null (the default), "true" -> true, "8" -> 8, anything else the text itself.
+ *
+ * So is a number of 400 digits: it would become Infinity, which JSON writes as null, the default.
+ */
 export function typedValue(text: string): unknown {
   const value = text.trim();
   if (value === "") return null;
   if (value === "true" || value === "false") return value === "true";
-  return /^-?\d+(\.\d+)?$/.test(value) ? Number(value) : value;
+  return /^-?\d+(\.\d+)?$/.test(value) && Number.isFinite(Number(value)) ? Number(value) : value;
 }
 
 const VAST = 1e9; // a bound that no computer reaches is not worth a word
