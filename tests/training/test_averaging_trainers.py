@@ -61,12 +61,18 @@ def of_two(
 @pytest.mark.parametrize(("codec", "rank"), [("fp32", 2), ("fp32", 0), ("int8", 0)])
 def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, codec: CodecName, rank: int) -> None:
     phases = 2 if rank else 1
-    offered = dict[str, list[int]]()
+    offered = dict[str, list[int | None]]()
+
+    def judged() -> list[tuple[int, list[int]]]:
+        """Each outer step with the work of both, which a busy machine may not reach in its first rounds."""
+        steps = [counts[phases - 1 :: phases] for counts in offered.values()]
+        both = [[count for count in counts if count is not None] for counts in zip(*steps, strict=False)]
+        return [(phases * step + phases - 1, counts) for step, counts in enumerate(both) if len(counts) == len(NAMES)]
 
     async def scenario(nodes: list[Node]) -> None:
         for name, node in zip(NAMES, nodes, strict=True):
             offered[name] = _record_offered(node)
-        await trained_until(lambda: all(len(node.weights) >= 3 * phases for node in nodes), nodes)
+        await trained_until(lambda: all(len(node.weights) >= 3 * phases for node in nodes) and bool(judged()), nodes)
 
     a, b = of_two(tmp_path, scenario, replace(AVERAGED, codec=codec, rank=rank))
     for number in range(3 * phases):
@@ -76,9 +82,10 @@ def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, code
         assert a.scheduled[number] == b.scheduled[number]
     moved = [not torch.equal(*two) for two in pairwise(a.anchors[: 3 * phases])]
     assert moved == ([True, True] if phases == 1 else [True, False, True, False, True])
-    first = [counts[phases - 1] for counts in offered.values()]
-    assert sum(first) >= 6 * STEP
-    assert a.scheduled[phases - 1] == min(first)  # the schedule counts the median of the two, which is the lower one
+    number, counts = judged()[0]
+    assert sum(counts) >= 6 * STEP
+    before = a.scheduled[number - phases] if number >= phases else 0
+    assert a.scheduled[number] - before == min(counts)  # the median of two is the lower one
     told = a.trainer.snapshot().diloco
     assert (told.members, told.inner_steps_total) == (2, 3)
     assert told.certified_root == state_root(sync_of(a).state)
@@ -86,16 +93,15 @@ def test_two_trainers_hold_the_same_bytes_after_every_phase(tmp_path: Path, code
     assert (sync_of(a).residual is not None) == (codec != "fp32" or rank > 0)
 
 
-def _record_offered(node: Node) -> list[int]:
-    """Number of sequences in this node's contribution to each completed round, as the rounds complete."""
-    group, offered = node.trainer.parts.stages[0].group, list[int]()
+def _record_offered(node: Node) -> list[int | None]:
+    """Number of sequences in this node's contribution to each completed round; None if the round left it out."""
+    group, offered = node.trainer.parts.stages[0].group, list[int | None]()
     assert group is not None
     exchange = group.exchange
 
     async def recorded(contribution: torch.Tensor, outer_step: int) -> Outcome:
         outcome = await exchange(contribution, outer_step)
         if isinstance(outcome, Agreed):
-            assert outcome.offered is not None
             offered.append(outcome.offered)
         return outcome
 
