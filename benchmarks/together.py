@@ -236,9 +236,9 @@ class Group:
         self._since += 1
         due = steps_between_rounds(self._outer, self.state.line, BATCH, self._arm.replicas)
         if is_last or self._since >= due:
-            self._round()
+            self._round(is_last=is_last)
 
-    def _round(self) -> None:
+    def _round(self, *, is_last: bool) -> None:
         before, strategy = self.state, self._arm.strategy(self._schema, self.state)
         sent = {
             replica: strategy.contribution(before, self._weights[replica], self._residuals[replica])
@@ -252,7 +252,9 @@ class Group:
         choice = self._choice(strategy, aggregate)
         line = before.line.after(CertifiedWork(BATCH * self._since, choice=choice))
         self.state, self._since = replace(strategy.next_state(before, aggregate, line.choice), line=line), 0
-        self._weights.copy_(self.state.anchor.expand_as(self._weights))
+        # After the last round, as a node's held-out loss and its export: the mean of the replicas, without momentum.
+        shown = strategy.mean(before, aggregate) if is_last else self.state.anchor
+        self._weights.copy_(shown.expand_as(self._weights))
 
     def _choice(self, strategy: FragmentStep, aggregate: Tensor) -> int | None:
         """The best candidate for this aggregate, as a seat measures it; None if no measurement is due."""
