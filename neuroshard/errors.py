@@ -68,5 +68,9 @@ class NotReadyError(NeuroShardError):
     """The node is still starting or has stopped; the same call may work later."""
 
 
+class SiteRestartError(NeuroShardError):
+    """A rank of a site has ended, and only the launcher that started the ranks can start them again."""
+
+
 class StoppedError(NeuroShardError):
     """Work that somebody stopped before it was done; the same command resumes it."""

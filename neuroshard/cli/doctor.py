@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -101,6 +102,8 @@ def device(case: Case) -> Finding:
         plural(threads, "CPU thread"),
     ]
     action = ""
+    if case.loaded.settings.site != "off" and "MASTER_ADDR" in os.environ:
+        action = "The ranks of a site are not authenticated: their network must be a trusted one."
     if unused and case.loaded.settings.device == "auto" and chosen.kind == "cpu":
         reason, advice = obstacle("cuda")
         action = f"{', '.join(unused)}: not used. {reason}. {advice}".strip()

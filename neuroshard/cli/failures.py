@@ -14,6 +14,7 @@ from neuroshard.errors import (
     DataError,
     NetworkRefusedError,
     NeuroShardError,
+    SiteRestartError,
     StoppedError,
     StorageError,
     TokenError,
@@ -31,6 +32,7 @@ class ExitCode(IntEnum):
     NETWORK = 4
     STORAGE = 5
     DATA = 6
+    RESTART = 7  # the launcher must start all ranks of the site again
     STOPPED = 130  # as shells report Ctrl+C
 
 
@@ -41,6 +43,7 @@ _EXIT_CODES: tuple[tuple[type[NeuroShardError], ExitCode], ...] = (
     (NetworkRefusedError, ExitCode.NETWORK),
     (StorageError, ExitCode.STORAGE),
     (DataError, ExitCode.DATA),
+    (SiteRestartError, ExitCode.RESTART),
     (StoppedError, ExitCode.STOPPED),
 )
 

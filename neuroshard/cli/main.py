@@ -43,6 +43,7 @@ from neuroshard.cli.options import (
     Peers,
     Port,
     RunId,
+    SiteOption,
     SpareStages,
     Threads,
     Token,
@@ -176,6 +177,7 @@ def node(
     no_relay: NoRelay = False,
     device: DeviceOption = None,
     compile: CompileOption = None,
+    site: SiteOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
@@ -210,6 +212,8 @@ def _run_with(flags: Mapping[str, object], *, ends_with_stdin: bool, link: str |
     from neuroshard.config.loading import load_settings
 
     loaded = load_settings(flags, os.environ)
+    if (code := start.followed_as_rank(loaded)) is not None:
+        return code
     from neuroshard.node.first_run import asks_first, run_first  # slow import: wrong settings are reported before it
     from neuroshard.node.launch import run_node
 

@@ -48,6 +48,15 @@ CompileOption = Annotated[
         help="auto or off. auto compiles the model in the background for a CUDA or XPU device. (default: auto)",
     ),
 ]
+SiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        metavar="N",
+        help="Compute in N processes, each on a device of its own. auto: one for each GPU; off: in this one. "
+        "(default: off)",
+    ),
+]
 MemoryLimit = Annotated[
     int | None, typer.Option("--memory", metavar="MB", help="Memory limit, never exceeded. (default: measured)")
 ]

@@ -35,6 +35,7 @@ from neuroshard.cli.options import (
     Peers,
     Port,
     RunId,
+    SiteOption,
     Threads,
     Token,
     TokenFile,
@@ -72,6 +73,7 @@ def demo(
     data_dir: DataDir = None,
     device: DeviceOption = None,
     compile: CompileOption = None,
+    site: SiteOption = None,
     memory: MemoryLimit = None,
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
@@ -91,6 +93,7 @@ def demo(
         host=host,
         device=device,
         compile=compile,
+        site=site,
         memory=memory,
         cpu_threads=cpu_threads,
         max_storage=max_storage,
@@ -129,9 +132,28 @@ def _run(flags: Mapping[str, object], options: DemoOptions, handover: ListenerHa
     def load() -> LoadedSettings:
         return demo_settings({**threads, **flags, "token": token}, os.environ)
 
+    if (code := followed_as_rank(load())) is not None:
+        return code
     # The processes of a swarm, and the steps of one with an end, belong to one start.
     reload = load if options.nodes == 1 and options.steps is None else None
     return run_node(load(), demo=options, handover=handover, reload=reload)
+
+
+def followed_as_rank(loaded: LoadedSettings) -> int | None:
+    """Work as a further rank of a site, if a launcher has started this process as one; return the exit code.
+
+    Returns None for every other process: it is the node.
+    """
+    if loaded.settings.site == "off":
+        return None
+    from neuroshard.training.site.plan import site_plan
+
+    plan = site_plan(loaded.settings.site, os.environ)
+    if plan is None or plan.rank == 0:
+        return None
+    from neuroshard.node.site_ranks import follow_as_rank  # loads PyTorch
+
+    return follow_as_rank(loaded.settings, plan)
 
 
 def demo_settings(flags: Mapping[str, object], environment: Mapping[str, str]) -> LoadedSettings:

@@ -88,6 +88,12 @@ FORMS: dict[str, SettingForm] = {
     "compile": SettingForm(
         _USE, "Compilation", "Compile the model for the GPU while training has begun already.", level=_MORE
     ),
+    "site": SettingForm(
+        _USE, "GPUs", "Train on several GPUs of this computer: auto for all, their number, or off.", level=_MORE
+    ),
+    "site_timeout": SettingForm(
+        _USE, "GPU timeout", "A GPU that does not answer for this time is started again.", "seconds", _MORE
+    ),
     "memory": SettingForm(
         _USE, "Memory", "Training never uses more. A change needs a restart.", "MB", unset="measured"
     ),

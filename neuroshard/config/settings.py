@@ -74,6 +74,12 @@ def _device(value: str) -> str:
     return value
 
 
+def _site(value: str) -> str:
+    if not re.fullmatch(r"auto|off|[1-9]\d{0,2}", value):
+        raise ValueError("not a number of processes")
+    return value
+
+
 def _own_address(value: str) -> str:
     ip_address(value)  # raises ValueError for a text that is not an IP address
     return value
@@ -156,6 +162,14 @@ class Settings(BaseModel):
     compile: Annotated[
         Literal["auto", "off"], SettingNote("auto or off; auto: CUDA and XPU devices, where it is correct and faster")
     ] = "auto"
+    site: Annotated[
+        str,
+        AfterValidator(_site),
+        SettingNote("auto, off, or 1 to 999: the number of processes that compute, each on a device; auto: all GPUs"),
+    ] = "off"
+    site_timeout: Annotated[
+        Real, Field(ge=1, le=3600), SettingNote("1 to 3600 seconds until a silent process of a site counts as failed")
+    ] = 60.0
     memory: Annotated[Whole | None, Field(ge=1, le=VAST), SettingNote(f"megabytes, 1 to {VAST}; unset: measured")] = (
         None
     )

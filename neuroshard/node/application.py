@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from neuroshard.update.checking import daily_notice
 if TYPE_CHECKING:
     from neuroshard.node.assembly import NodeWork
     from neuroshard.node.demo import DemoOptions
+    from neuroshard.training.site.site import Site
 
 
 _LOG = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ class StartContext:
     peer_network: PeerNetwork
     arrival: RunArrival
     requested_pause: RequestedPause
+    site: Site | None = None  # the ranks that compute; None: this process computes alone
 
 
 class Application:
@@ -128,6 +131,7 @@ class Application:
         settings, publisher = place.configuration.settings, Publisher(place.board)
         if settings.device not in ("auto", "cpu") and not place.is_trainer:
             await anyio.to_thread.run_sync(_check_device, settings.device)  # before any other node hears of this one
+        site = None if place.is_trainer else await anyio.to_thread.run_sync(_opened_site, settings)
         publisher.warn(*restore_pause(requested_pause, settings.data_dir))
         if not settings.training:
             requested_pause.begin("Started without training: resume to train.")
@@ -164,7 +168,7 @@ class Application:
             peer_network.join(offer, place.board.current, is_shared=True)
 
         arrival = RunArrival(peer_network.finder, publisher, startup, identity.wallet_id, enter)
-        beginning = StartContext(memory, publisher, startup, loop, peer_network, arrival, requested_pause)
+        beginning = StartContext(memory, publisher, startup, loop, peer_network, arrival, requested_pause, site)
         observe = partial(observe_network, peer_network, publisher)
         keeper = ContributionRecorder(settings.data_dir, place.board, publisher)
         ledger = TransferLedger(settings.data_dir)
@@ -173,7 +177,11 @@ class Application:
         owner_policy = OwnerPolicyTask(place.configuration, requested_pause, loop, publisher, network=network)
         updates = [partial(watch_for_updates, settings, publisher)] if settings.update_check else []
         companions = (loop.run, desk.run, observe, peer_network.networking.run, keeper.run, owner_policy.run, *updates)
-        await accompanied(partial(self._live, beginning), *companions)
+        try:
+            await accompanied(partial(self._live, beginning), *companions)
+        finally:
+            if site is not None:
+                site.close()
         return ExitReport(0, f"Stopped: {place.stop.reason or 'all steps are done'}.")
 
     async def _live(self, beginning: StartContext) -> None:
@@ -200,6 +208,15 @@ def _check_device(wanted: str) -> None:
     from neuroshard.host.resources import choose_device
 
     choose_device(wanted)
+
+
+def _opened_site(settings: Settings) -> Site | None:
+    """Start the ranks of the node's site, if it has one. The import of PyTorch takes seconds."""
+    if settings.site == "off":
+        return None
+    from neuroshard.node.site_ranks import open_site
+
+    return open_site(settings, os.environ)
 
 
 def _loaded() -> Callable[[ProcessContext, StartContext], NodeWork]:

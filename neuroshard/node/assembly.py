@@ -58,6 +58,7 @@ from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.site.site import Site
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Assembly:
         metered: Callable[[ShardSource], ShardSource],
         demo: DemoOptions | None,
         holds_layers: bool = True,
+        site: Site | None = None,
     ) -> None:
         """`named` waits for the run given with --run; `metered` applies the owner's network rules to a source.
 
@@ -102,6 +104,7 @@ class Assembly:
         self._metered = metered
         self._demo = demo
         self._holds_layers = holds_layers
+        self._site = site
         self._closing = AsyncExitStack()
         self.startup = startup
 
@@ -109,7 +112,7 @@ class Assembly:
         """Build the node's context and choose its first stages. Raises NeuroShardError if any of it cannot be used."""
         with self.startup.stage(HARDWARE):
             device = choose_device(self._settings.device)
-            threads = self._settings.cpu_threads or default_threads()
+            threads = (self._settings.cpu_threads or default_threads()) if self._site is None else self._site.threads
             compute = self._compute_thread(threads, device)
             await compute.run(device.make_current)
             room = self._room(device, await self._speed(compute, device))
@@ -141,6 +144,7 @@ class Assembly:
             self._sharing.data_store,
             SourceMonitor(data.genesis, run.parameters.genesis),
             windows,
+            self._site,
         )
         return ground, stages
 
@@ -170,7 +174,7 @@ class Assembly:
         await self._closing.aclose()
 
     def _compute_thread(self, threads: int, device: Device) -> ComputeThread:
-        compute = ComputeThread(threads, device=device.torch_device(), device_label=device.label)
+        compute = ComputeThread(threads, device=device.torch_device(), device_label=device.label, wave=self._site)
         self._closing.callback(compute.close)
         return compute
 
@@ -182,7 +186,9 @@ class Assembly:
 
     def _room(self, device: Device, flops_per_second: float) -> HardwareBudget:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
-        return HardwareBudget(self._memory.tier_mb, device.kind, device_tier, flops_per_second)
+        ranks = 1 if self._site is None else self._site.width
+        shares = 1 if self._site is None else self._site.host_shares
+        return HardwareBudget(self._memory.tier_mb // shares, device.kind, device_tier, flops_per_second, ranks)
 
     async def _location(self) -> str | None:
         """The place of the data; None if the nodes of the run are the only one.
@@ -357,6 +363,7 @@ class NodeWork:
             metered=peer_network.metered,
             demo=place.demo,
             holds_layers=not place.is_trainer,
+            site=beginning.site,
         )
         training = StageTraining(
             lambda: place.configuration.settings,

@@ -183,7 +183,8 @@ def _acceleration(node: RunningNode, flops: int) -> AccelerationStatus | None:
         device=node.ground.device.name,
         precision=node.lives[0].executor.precision.value,
         flops_per_token=flops,
-        peak_flops=node.peak.flops_per_second,
+        peak_flops=node.peak.flops_per_second * node.ground.width,
+        ranks=node.ground.width,
         peak_source=node.peak.source,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -78,15 +78,18 @@ def best_load(parameters: RunParameters, stages: StageRange, room: HardwareBudge
     return least_load(parameters, stages)
 
 
-def stage_work(parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None) -> StageWork:
-    """Limits of one stage under a load, so that its memory stays within the computed need."""
+def stage_work(
+    parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None, *, width: int = 1
+) -> StageWork:
+    """Limits of one stage under a load of each of its ranks, so that its memory stays within the computed need."""
     if load is None:
         return StageWork()
     shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
+    load = replace(load, open_microbatches=load.open_microbatches * width, kept_graphs=load.kept_graphs * width)
     answer = shapes.kept_bytes(parameters.batch_size * parameters.architecture.sequence_length)
     sessions = SessionLimits(
         open_microbatches=load.open_microbatches,
-        open_of_driver=min(load.open_microbatches, SessionLimits().open_of_driver),
+        open_of_driver=min(load.open_microbatches, SessionLimits().open_of_driver * width),
         kept_bytes=(load.open_microbatches + REMEMBERED_MICROBATCHES) * answer,
         kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
     )

@@ -23,6 +23,7 @@ from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.disk_space import StorageLimits, state_folders
 from neuroshard.training.held_out_vote import AMONG_FRIENDS, VoteRule
 from neuroshard.training.record import StageIdentity
+from neuroshard.training.site.site import Site
 from neuroshard.training.stage_checkpoint import build_stage
 from neuroshard.training.stage_replica import StageReplica
 from neuroshard.types import LayerRange
@@ -85,10 +86,12 @@ async def bring_up_stage(
     control: Control,
     precision: Precision | None = None,
     compilation: Compilation | None = None,
+    site: Site | None = None,
 ) -> StageReplica:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
 
-    A new stage computes in `precision`, or without one in the precision that a probe finds faster.
+    A new stage computes in `precision`, or without one in the precision that a probe finds faster. With a `site`, all
+    of its ranks compute the stage.
     """
     stage = await compute.run(
         partial(
@@ -100,6 +103,7 @@ async def bring_up_stage(
             policy=home.policy,
             precision=precision,
             compilation=compilation,
+            site=site,
         )
     )
     if stage.probe is not None:

@@ -43,6 +43,7 @@ from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
 from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.site.site import Site
 from neuroshard.training.stage_checkpoint import steps_behind
 from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.text_generation import (
@@ -98,6 +99,12 @@ class NodeContext:
     data_store: DataStore  # the data on this computer, also served to other nodes
     watch: SourceMonitor  # watches the source for newer data
     windows: tuple[StageRange, ...]  # the longest sequences of stages that fit this computer
+    site: Site | None = None  # None: this process computes on one device
+
+    @property
+    def width(self) -> int:
+        """Number of ranks that compute the stages."""
+        return 1 if self.site is None else self.site.width
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,7 @@ class StageTraining:
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
             precision = lives[0].service.executor.precision if lives else None
-            work = stage_work(ground.run.parameters, layers, load)
+            work = stage_work(ground.run.parameters, layers, load, width=ground.width)
             lives.append(
                 await self._bring_up(
                     ground, index, home, work, precision, control=control, report_percent=report_percent
@@ -283,6 +290,7 @@ class StageTraining:
                 control=control,
                 precision=precision,
                 compilation=self._compilation,
+                site=ground.site,
             )
             if live.is_restored or not must_restore:
                 return live
@@ -340,14 +348,16 @@ class StageTraining:
         checkpoint but theirs do not, and without the stored position they would train on the same data twice.
         """
         node_id, stage_count = self._identity.node_id, len(swarm.plan)
+        width = lives[0].executor.width
         if stage_count == 1:
-            return DriverParts(node_id, feed, FixedRouting((LocalStageClient(lives[0].service, node_id),)))
+            routing = FixedRouting((LocalStageClient(lives[0].service, node_id),))
+            return DriverParts(node_id, feed, routing, in_flight=width, ranks=width)
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
-        routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
+        swarm_routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         of_step = run.parameters.sequences_per_step // run.parameters.batch_size
-        in_flight = max(1, min(MOST_IN_FLIGHT, of_step, lives[0].service.open_of_driver))
+        in_flight = max(1, min(MOST_IN_FLIGHT * width, of_step, lives[0].service.open_of_driver))
         write_ahead = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
-        return DriverParts(node_id, write_ahead, routing, in_flight, drives.first_session(time.time()))
+        return DriverParts(node_id, write_ahead, swarm_routing, in_flight, drives.first_session(time.time()), width)
 
 
 def _report_percent(swarm: StageSwarm, done: int, stages: int, percent: int) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from functools import partial
 from math import inf, isfinite
 from threading import Condition, Event, Thread
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 import torch
@@ -28,10 +29,6 @@ from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_los
 from neuroshard.state.stage_tensors import without_values
 from neuroshard.state.system_resources import yield_to_other_programs
 
-WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
-DOUBTFUL_FACTOR = 1.1  # measured gains within this factor of WORTHWHILE_GAIN may be on its other side
-MOST_ROUNDS = 4  # times the least number, while the gain is doubtful
-
 
 class Precision(StrEnum):
     """Number format of matrix products. Weights, gradients and moments are fp32 in both."""
@@ -45,87 +42,12 @@ class Precision(StrEnum):
         return torch.bfloat16 if self is Precision.BF16 else torch.float32
 
 
-@dataclass(frozen=True)
-class PrecisionProbe:
-    """Measured seconds of one forward and backward pass in each precision, and the precision that they justify."""
-
-    fp32_seconds: float
-    bf16_seconds: float
-
-    @property
-    def gain(self) -> float:
-        """Factor by which bf16 is faster than fp32."""
-        return self.fp32_seconds / self.bf16_seconds
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether another measurement could choose the other precision, as other programs slow some passes down."""
-        return WORTHWHILE_GAIN / DOUBTFUL_FACTOR <= self.gain <= WORTHWHILE_GAIN * DOUBTFUL_FACTOR
-
-    @property
-    def chosen(self) -> Precision:
-        """Precision to train with: bf16 only if it is faster by at least WORTHWHILE_GAIN."""
-        return Precision.BF16 if self.gain >= WORTHWHILE_GAIN else Precision.FP32
-
-
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Context manager for a forward pass in this precision."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision is Precision.BF16)
 
 
-def probe_precision(
-    model: StageModel,
-    device: torch.device,
-    *,
-    sequences: int = 2,
-    rounds: int = 3,
-    max_seconds: float = 4.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> PrecisionProbe:
-    """Time forward and backward passes in both precisions, alternately. Runs on the compute thread.
-
-    After one untimed pass in each precision, `rounds` timed passes follow, and more while the result is doubtful, until
-    `max_seconds` have passed. The fastest pass counts. No gradients remain.
-    """
-    inputs, ids = _sample(model, sequences, device)
-    started = clock()
-    fastest = {precision: _time_pass(model, inputs, ids, precision, clock) for precision in Precision}  # warm-up
-    probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
-    for turn in range(MOST_ROUNDS * rounds):
-        if (turn >= rounds and not probe.is_doubtful) or clock() - started > max_seconds:
-            break
-        for precision in Precision:
-            seconds = _time_pass(model, inputs, ids, precision, clock)
-            fastest[precision] = seconds if turn == 0 else min(fastest[precision], seconds)
-        probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
-    return probe
-
-
-def _sample(model: StageModel, sequences: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs of a stage and the ids of their tokens."""
-    architecture = model.architecture
-    shape = (sequences, architecture.sequence_length)
-    ids = (torch.arange(shape[0] * shape[1], device=device) * 7919 % architecture.vocabulary_size).view(shape)
-    inputs = ids if model.is_first else torch.ones((*shape, architecture.wire_size), device=device)
-    return inputs, ids
-
-
-def _time_pass(
-    model: StageModel, inputs: Tensor, ids: Tensor, precision: Precision, clock: Callable[[], float]
-) -> float:
-    _synchronise(inputs.device)
-    started = clock()
-    with autocast(inputs.device, precision):
-        output = model(inputs, ids=ids)
-        loss: Tensor = model.loss_sum(output, ids) if model.is_last else output.sum()
-    torch.autograd.backward(loss)
-    _synchronise(inputs.device)
-    seconds = clock() - started
-    model.zero_grad(set_to_none=True)
-    return seconds
-
-
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
     """Wait until an accelerator has finished its work. Raises errors of that work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
@@ -184,6 +106,7 @@ class StageExecutor:
         self.is_dropped = False  # weights and moments have no memory and read as NaN
         self.precision = precision
         self.compilation = compilation or Compilation()
+        self.width = 1  # number of microbatches that are computed at the same time
         self._loss_sums: list[Tensor] = []
         self._steps = 0
 
@@ -338,6 +261,14 @@ class StageExecutor:
         norm = measured[1].item()
         return StepResult(loss, norm, finite=isfinite(norm) and (loss is None or isfinite(loss)))
 
+    def note_loss(self, loss_sum: Tensor) -> None:
+        """Add the summed loss of a microbatch whose gradients another rank has accumulated."""
+        self._loss_sums.append(loss_sum.to(self.device))
+
+    def recover(self) -> str:
+        """Return "": one device has no ranks that could fail."""
+        return ""
+
     def zero(self) -> None:
         """Clear accumulated gradients and losses."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -432,6 +363,19 @@ class _Job:
     result: Future[Any] = field(default_factory=Future[Any])
 
 
+class PendingWave(Protocol):
+    """Passes that wait for others, to be computed at the same time by the ranks of a site."""
+
+    @property
+    def due(self) -> float | None:
+        """Time of perf_counter at which they no longer wait; None if no pass waits."""
+        ...
+
+    def run(self) -> None:
+        """Compute them; each pass's future gets its result or its exception."""
+        ...
+
+
 class ComputeThread:
     """Runs one job at a time. A job takes at most one microbatch; long jobs check `cancelled`.
 
@@ -446,15 +390,19 @@ class ComputeThread:
         *,
         device: torch.device = CPU,
         device_label: str = "The accelerator",
+        wave: PendingWave | None = None,
     ) -> None:
         """`cpu_threads` is the thread count of torch operations, which affects results bit by bit; None: torch's.
 
-        `device` is the one whose work counts as time of a job, and `device_label` its name in errors.
+        `device` is the one whose work counts as time of a job, and `device_label` its name in errors. A job may return
+        a future, for example of a pass that `wave` computes with others; then the result of the job is that of the
+        future.
         """
         self.lost: AcceleratorLostError | None = None  # the accelerator failed, and fails for the rest of this process
         self._cpu_threads = cpu_threads
         self._device = device
         self._device_label = device_label
+        self._wave = wave
         self._waiting = {priority: deque[_Job]() for priority in Priority}
         self._closed = False
         self._changed = Condition()
@@ -477,7 +425,7 @@ class ComputeThread:
                 self._share = share
                 self._changed.notify()
 
-    def submit(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> Future[T]:
+    def submit(self, work: Callable[[], T | Future[T]], priority: Priority = Priority.TRAINING) -> Future[T]:
         """Queue a job from any thread. Raises NotReadyError after `close`."""
         job = _Job(work)
         with self._changed:
@@ -487,7 +435,7 @@ class ComputeThread:
             self._changed.notify()
         return job.result
 
-    async def run(self, work: Callable[[], T], priority: Priority = Priority.TRAINING) -> T:
+    async def run(self, work: Callable[[], T | Future[T]], priority: Priority = Priority.TRAINING) -> T:
         """Run a job and wait for its value without blocking the event loop. Raises the job's exception.
 
         When the caller is cancelled, a waiting job is dropped and a running one is waited for. Raises
@@ -567,9 +515,14 @@ class ComputeThread:
                 if is_due:
                     self._last = Priority.TRAINING
                     return training.popleft(), Priority.TRAINING
+                pause = rest if training else inf
+                if self._wave is not None and (due := self._wave.due) is not None:
+                    if self._closed or (left := due - time.perf_counter()) <= 0:
+                        return _Job(self._wave.run), Priority.TRAINING
+                    pause = min(pause, left)
                 if self._closed:
                     return None
-                self._changed.wait(rest if training else None)
+                self._changed.wait(None if pause == inf else pause)
 
     def _run_job(self, job: _Job, *, to_its_end: bool) -> None:
         """Run one job and store its result. `to_its_end` also waits for the work that it started on the accelerator."""
@@ -578,8 +531,20 @@ class ComputeThread:
         try:
             value = job.work()
             if to_its_end:
-                _synchronise(self._device)
+                synchronise(self._device)
         except BaseException as error:  # noqa: BLE001 - not handled here: the future carries it to the caller
             job.result.set_exception(error)
         else:
-            job.result.set_result(value)
+            if isinstance(value, Future):
+                cast("Future[Any]", value).add_done_callback(partial(_pass_on, job.result))
+            else:
+                job.result.set_result(value)
+
+
+def _pass_on(result: Future[Any], done: Future[Any]) -> None:
+    """Give a future the result or the exception of another one."""
+    error = done.exception()
+    if error is None:
+        result.set_result(done.result())
+    else:
+        result.set_exception(error)

@@ -65,6 +65,14 @@ class AcceleratorLostError(StagePausedError):
         )
 
 
+class SiteFailedError(StagePausedError):
+    """A rank of this node's site has ended or does not answer. The gradients of the present step are incomplete."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}.", "The node starts its ranks again.")
+        self.reason = reason  # without a full stop, such as "rank 1 ended: signal 9"
+
+
 class UnknownMicrobatchError(StageError):
     """The stage has no forward pass of the microbatch, or has given it up because it stayed open for too long."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -14,11 +15,13 @@ import anyio
 from torch import Tensor
 
 from neuroshard.aggregation.slices import dot_product
-from neuroshard.pipeline.executor import ComputeThread, PassResult, Priority, StageExecutor
+from neuroshard.pipeline.arithmetic import Executor, Passed
+from neuroshard.pipeline.executor import ComputeThread, PassResult, Priority
 from neuroshard.pipeline.microbatch import (
     AcceleratorFullError,
     MicrobatchKey,
     RefusedTensorError,
+    SiteFailedError,
     SpoiltMicrobatchError,
     StageBusyError,
     StageError,
@@ -126,7 +129,7 @@ class StageServer:
     def __init__(
         self,
         compute: ComputeThread,
-        executor: StageExecutor,
+        executor: Executor,
         *,
         sequences_per_step: int,
         batch_size: int,
@@ -153,6 +156,7 @@ class StageServer:
         self._complete_since: float | None = None  # since then the step's microbatches are admitted, not all done
         self._is_leaving = False
         self._spoilt_in_a_row = 0
+        self.lacks_ranks = False  # a rank of the site ended, with its part of the gradients
         self.lacks_memory = False  # a microbatch ran out of memory and may have left part of its gradients
 
     @property
@@ -163,7 +167,8 @@ class StageServer:
     @property
     def is_filled(self) -> bool:
         """Whether collecting must end: the step is complete, the weights are spoilt, or the accelerator has failed."""
-        return self.intake.is_full or self.is_spoilt or self.lacks_memory or self.compute.lost is not None
+        is_broken = self.lacks_memory or self.lacks_ranks or self.compute.lost is not None
+        return self.intake.is_full or self.is_spoilt or is_broken
 
     @property
     def needs_ids(self) -> bool:
@@ -366,8 +371,13 @@ class StageServer:
         self._give_up_open()
         await self._until_idle()
         self.intake.take()
-        self._spoilt_in_a_row, self.lacks_memory = 0, False
+        self._spoilt_in_a_row, self.lacks_memory, self.lacks_ranks = 0, False, False
         await self.compute.run(self.executor.zero, Priority.SMALL)
+
+    def note_lost_ranks(self, errors: BaseExceptionGroup[StageError]) -> None:
+        """Collect no more if a rank has failed: the gradients of the present step are incomplete."""
+        self.lacks_ranks |= errors.subgroup(SiteFailedError) is not None
+        self.intake.notify()
 
     async def leave(self) -> None:
         """Drop the present step for good. Further requests are sent to other replicas."""
@@ -457,14 +467,18 @@ class StageServer:
             raise UnknownMicrobatchError(f"Microbatch {work.key.microbatch} was given up.", "Begin it again.")
         return is_answered
 
-    async def _run(self, work: MicrobatchWork, job: Callable[[], PassResult]) -> None:
+    async def _run(self, work: MicrobatchWork, job: Callable[[], Passed]) -> None:
         """Run one pass of a microbatch and keep its result, even if the caller was cancelled meanwhile."""
-        work.running, result = True, None
+        work.running = True
+        result: Future[PassResult] | None = None
         try:
             result = self.compute.submit(job)
             await self.compute.finish(result)
         except AcceleratorFullError:
             self.lacks_memory = True
+            raise
+        except SiteFailedError:
+            self.lacks_ranks = True
             raise
         finally:
             work.running = False
@@ -527,7 +541,7 @@ class StageServer:
             self._give_up(work)
         self.intake.notify()
 
-    def _backward_pass(self, work: MicrobatchWork, gradient: Tensor) -> PassResult:
+    def _backward_pass(self, work: MicrobatchWork, gradient: Tensor) -> Passed:
         """Run on the compute thread, where the gradients of all drivers pass the limit one after the other."""
         self._shapes.check_bounded(gradient)
         limited, self._gradient_limit = self._gradient_limit.limited(gradient)

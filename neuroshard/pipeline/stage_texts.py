@@ -14,7 +14,8 @@ from torch import Tensor
 
 from neuroshard.model.memory_need import CACHED_TEXTS
 from neuroshard.model.transformer import KeyValueCache
-from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor
+from neuroshard.pipeline.arithmetic import Executor
+from neuroshard.pipeline.executor import ComputeThread, Priority
 from neuroshard.pipeline.microbatch import SpoiltMicrobatchError, StageBusyError, UnreadTextError
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import NodeId
@@ -46,7 +47,7 @@ class StageTexts:
     def __init__(
         self,
         compute: ComputeThread,
-        executor: StageExecutor,
+        executor: Executor,
         shapes: StageShapes,
         limits: TextLimits | None = None,
         clock: Callable[[], float] = anyio.current_time,

@@ -39,6 +39,7 @@ class HardwareBudget:
     device: DeviceKind
     device_tier_mb: int | None
     flops_per_second: float
+    ranks: int = 1  # that compute one microbatch each at the same time
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
     )
     batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
-    return Proposal(architecture, batch, inner)
+    return Proposal(architecture, batch, inner, microbatches_per_step=room.ranks)
 
 
 def propose_demo(vocabulary_size: int, stage_count: int = 1) -> Proposal:

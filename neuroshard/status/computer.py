@@ -91,6 +91,7 @@ class AccelerationStatus:
         PeakSource,
         about("table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision"),
     ]
+    ranks: Annotated[int, about("processes that compute, each on a device of its own; 1: this node has no site")] = 1
     tokens_per_second: Annotated[
         Number | None,
         about(

@@ -128,7 +128,11 @@ def _driver(
     return Driver(
         driving.node_id,
         DriverOptions(
-            parameters.batch_size, driving.in_flight, driving.first_session, largest_rounding(parameters), edges
+            min(parameters.batch_size, -(-parameters.sequences_per_step // driving.ranks)),
+            driving.in_flight,
+            driving.first_session,
+            largest_rounding(parameters),
+            edges,
         ),
         routing=driving.routing,
         feed=driving.feed,

@@ -20,7 +20,8 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import stage_clip_norm
-from neuroshard.pipeline.executor import ComputeThread, StageExecutor, StepResult
+from neuroshard.pipeline.arithmetic import Executor
+from neuroshard.pipeline.executor import ComputeThread, StepResult
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.status.snapshot import DilocoStatus
 from neuroshard.training.outer_sync import OuterSync
@@ -101,9 +102,7 @@ class GradientSync(OuterSync):
     def steps_with_the_group(self) -> bool:
         return True
 
-    async def inner_step(
-        self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
-    ) -> StepResult:
+    async def inner_step(self, executor: Executor, learning_rate: float, max_norm: float, tokens: int) -> StepResult:
         """Accumulate the gradients for the group's step, which has its own learning rate and clipping norm."""
         gathered = self.gathered
 

@@ -23,7 +23,8 @@ from neuroshard.data.held_out_losses import (
 )
 from neuroshard.model.weights import flatten, other_weights
 from neuroshard.optim.outer import OuterState, replica_mean
-from neuroshard.pipeline.executor import ComputeThread, StageExecutor
+from neuroshard.pipeline.arithmetic import Executor
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.training.outer_sync import OuterSync
 
@@ -62,7 +63,7 @@ class HeldOutVote:
     def __init__(
         self,
         compute: ComputeThread,
-        executor: StageExecutor,
+        executor: Executor,
         outer: OuterSync,
         batch_size: int,
         rule: VoteRule | None = None,

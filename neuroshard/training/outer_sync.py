@@ -31,7 +31,8 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, load_vector
 from neuroshard.optim.outer import MOST_CANDIDATES, CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import learning_rate_at
-from neuroshard.pipeline.executor import ComputeThread, Priority, StageExecutor, StepResult
+from neuroshard.pipeline.arithmetic import Executor
+from neuroshard.pipeline.executor import ComputeThread, Priority, StepResult
 from neuroshard.state.outer_state import OuterProgress, round_is_due, state_root
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.stage_tensors import without_values
@@ -136,9 +137,7 @@ class OuterSync:
         """The count that the learning-rate schedule uses: the progress of the line, not this node's share."""
         return self.state.line.sequences + self.progress.since_round
 
-    async def inner_step(
-        self, executor: StageExecutor, learning_rate: float, max_norm: float, tokens: int
-    ) -> StepResult:
+    async def inner_step(self, executor: Executor, learning_rate: float, max_norm: float, tokens: int) -> StepResult:
         """Apply the gradients of this number of tokens. A step that is not finite changes nothing."""
         return await self._compute.run(partial(executor.step, learning_rate, max_norm, tokens))
 

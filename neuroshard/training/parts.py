@@ -21,6 +21,7 @@ class DriverParts:
     routing: Routing
     in_flight: int = 1  # microbatches in flight at the same time
     first_session: int = 1  # above those of earlier starts, which other nodes may remember as closed
+    ranks: int = 1  # of the first stage: a step is cut into at least that many microbatches, if it has the sequences
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,10 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise
 from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.outer import OuterState
+from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.compilation import Compilation
-from neuroshard.pipeline.executor import (
-    ComputeThread,
-    Precision,
-    PrecisionProbe,
-    Priority,
-    StageExecutor,
-    probe_precision,
-)
+from neuroshard.pipeline.executor import ComputeThread, Precision, Priority, StageExecutor
+from neuroshard.pipeline.precision_probe import PrecisionProbe, probe_precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
@@ -41,6 +36,8 @@ from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
+from neuroshard.training.site.site import Site
+from neuroshard.training.site.site_executor import SiteExecutor
 from neuroshard.types import LayerRange
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +64,7 @@ class Saver:
         compute: ComputeThread,
         keeper: CheckpointSaver,
         identity: StageIdentity,
-        executor: StageExecutor,
+        executor: Executor,
         outer: OuterSync,
         staging: StagingBuffers,
         wall_clock: Callable[[], float] = time.time,
@@ -218,7 +215,7 @@ def thread_warnings(stored: int, present: int) -> tuple[str, ...]:
     return (f"{counts}: training continues, but its last digits will differ.",)
 
 
-def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restored:
+def load_into_stage(loaded: LoadedCheckpoint, executor: Executor) -> Restored:
     """Load a checkpoint into a stage. Runs on the compute thread. Raises CheckpointError for a malformed record."""
     record, progress, line = from_meta(loaded.meta)
     if executor.is_dropped:
@@ -235,7 +232,7 @@ def load_into_stage(loaded: LoadedCheckpoint, executor: StageExecutor) -> Restor
 class Stage:
     """A stage ready to train. `record` is new if no checkpoint was restored."""
 
-    executor: StageExecutor
+    executor: Executor
     outer_state: OuterState
     staging: StagingBuffers
     keeper: CheckpointSaver
@@ -297,12 +294,15 @@ def build_stage(
     policy: CheckpointPolicy | None = None,
     precision: Precision | None = None,
     compilation: Compilation | None = None,
+    site: Site | None = None,
 ) -> Stage:
     """Build the stage of `identity.layers`. Runs on the compute thread, which has `identity.threads` threads.
 
     A restored stage keeps the precision of its checkpoint. A new stage, or one whose state came from another computer,
-    uses `precision`, or the result of a probe. Raises StorageError, CheckpointError, and NetworkRefusedError if this
-    computer computes another subspace than the run has.
+    uses `precision`, or the result of a probe. With a `site`, all of its ranks compute the stage.
+
+    Raises StorageError, CheckpointError, and NetworkRefusedError if this computer computes another subspace than the
+    run has.
     """
     model = StageModel(identity.architecture, identity.layers, subspace_of(parameters))
     model.to(device)
@@ -314,7 +314,9 @@ def build_stage(
     staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in STREAMING_KINDS)
     keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())
     restoration = keeper.restore(expectation(identity))
-    executor = StageExecutor(model, optimizer, device, compilation=compilation)
+    executor: Executor = StageExecutor(model, optimizer, device, compilation=compilation)
+    if site is not None:
+        executor = SiteExecutor(executor, site, parameters)
     if restoration.loaded is not None:
         if not restoration.loaded.meta.precision:  # the state came from another computer
             executor.precision = precision or _probe(model, parameters, device).chosen
@@ -344,7 +346,7 @@ def _restored_stage(
     loaded: LoadedCheckpoint,
     *,
     warnings: tuple[str, ...],
-    executor: StageExecutor,
+    executor: Executor,
     identity: StageIdentity,
     staging: StagingBuffers,
     keeper: CheckpointSaver,

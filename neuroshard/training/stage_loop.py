@@ -10,11 +10,11 @@ from dataclasses import replace
 import anyio
 
 from neuroshard.consensus.lone_steps import lone_exchange
-from neuroshard.errors import StorageError
+from neuroshard.errors import SiteRestartError, StorageError
 from neuroshard.optim.schedule import stage_clip_norm
 from neuroshard.pipeline.control import Control, Requests
 from neuroshard.pipeline.driver import InFlightLedger, Pace
-from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
+from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError, SiteFailedError
 from neuroshard.pipeline.stage_server import DrainReason
 from neuroshard.state.checkpoint_saver import WriteReport
 from neuroshard.status.snapshot import CheckpointGeneration, NodeState
@@ -96,8 +96,8 @@ class StageLoop:
         while (lost := self._service.compute.lost) is None:
             hold = self._hold()
             try:
-                if self._service.lacks_memory:
-                    await self._make_room()
+                if self._service.lacks_memory or self._service.lacks_ranks:
+                    await (self._restart_ranks() if self._service.lacks_ranks else self._make_room())
                 elif intake.is_full:
                     await self._step()
                 elif self._service.is_spoilt:
@@ -116,8 +116,9 @@ class StageLoop:
                     await self._synchronise()
                 else:
                     await self._collect()
-            except* AcceleratorLostError as errors:  # in a group, because a round has tasks of its own
+            except* (AcceleratorLostError, SiteFailedError) as errors:  # in a group: a round has tasks of its own
                 _LOG.debug("Stage %d ends its work: %s", self.replica.index + 1, errors)
+                self._service.note_lost_ranks(errors)
         await self._stay_paused(lost)
 
     def _drain_reason(self) -> DrainReason:
@@ -233,6 +234,19 @@ class StageLoop:
         """Drop the present step: the microbatch that ran out of memory may have left part of its gradients."""
         await self._service.discard("The accelerator has no memory left.")
         self._wait_for_room()
+
+    async def _restart_ranks(self) -> None:
+        """Drop the present step, of which a rank had a part, and start the ranks again with this node's weights."""
+        self._withdraw()
+        await self._service.discard("The ranks of this node start again.", is_paused=True)
+        try:
+            obstacle = await self._service.compute.run(self.replica.executor.recover)
+        except SiteRestartError:  # the launcher of this process starts all ranks again
+            await self._save()
+            raise
+        if obstacle:
+            _LOG.error("The site pauses: %s.", obstacle)
+            self._control.pause(f"Paused: {obstacle}. Resume to start the ranks again.")
 
     def _wait_for_room(self) -> None:
         """Pause for a minute, unless a hold is already requested."""

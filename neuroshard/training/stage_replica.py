@@ -21,8 +21,9 @@ from neuroshard.consensus.group_rounds import GroupRounds
 from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.model.weights import TensorSchema
+from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.control import Control
-from neuroshard.pipeline.executor import ComputeThread, StageExecutor
+from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
 from neuroshard.state.outer_state import may_serve_averaged
 from neuroshard.state.replica_status import ReplicaStatus
@@ -97,7 +98,7 @@ class StageReplica:
         self.group = None if around is None else GroupRounds(self, around)  # None: this node is alone
 
     @property
-    def executor(self) -> StageExecutor:
+    def executor(self) -> Executor:
         """Executor of the stage's server."""
         return self.service.executor
 

@@ -100,7 +100,10 @@ def test_the_documented_exit_codes_are_those_that_there_are() -> None:
     table = README.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(ExitCode)
     shown = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
-    assert "Exit codes: 0 clean, 1 refused, 2 usage, 3 token, 4 network, 5 storage, 6 data, 130 stopped." in shown
+    assert (
+        "Exit codes: 0 clean, 1 refused, 2 usage, 3 token, 4 network, 5 storage, 6 data, 7 restart, 130 stopped."
+        in shown
+    )
 
 
 def test_every_kind_of_error_has_its_exit_code() -> None:

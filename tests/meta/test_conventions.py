@@ -22,6 +22,7 @@ MAY_CATCH_EVERYTHING = {
     "neuroshard/api/middleware.py": "API error handler",
     "neuroshard/pipeline/executor.py": "carries the error to the caller's thread",
     "neuroshard/pipeline/compilation.py": "compilers fail in many ways, and training continues without them",
+    "neuroshard/training/site/site.py": "carries the error to the caller's thread",
     "neuroshard/state/checkpoint_saver.py": "carries the error to the caller's thread",
     "neuroshard/network/serving.py": "inbound-message handler",
     "neuroshard/network/libp2p/peer_limits.py": "inbound-message handler, for bytes that libp2p reads",

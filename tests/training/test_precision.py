@@ -5,8 +5,9 @@ import torch
 
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
-from neuroshard.pipeline import executor
-from neuroshard.pipeline.executor import Precision, PrecisionProbe, probe_precision
+from neuroshard.pipeline import precision_probe
+from neuroshard.pipeline.executor import Precision
+from neuroshard.pipeline.precision_probe import PrecisionProbe, probe_precision
 from neuroshard.types import LayerRange
 from tests.worlds.stages import ARCHITECTURE
 
@@ -58,5 +59,5 @@ def test_a_doubtful_result_is_measured_again(slow_rounds: int, chosen: Precision
         return 1.18 if passes / 2 <= slow_rounds + 1 else 1.0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "_time_pass", timed)
+        patch.setattr(precision_probe, "_time_pass", timed)
         assert probe_precision(model, torch.device("cpu"), clock=lambda: 0.0).chosen is chosen

@@ -15,8 +15,9 @@ from neuroshard.model.subspace import Subspace
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import initialise
 from neuroshard.optim.inner_optimizer import make_inner_optimizer
-from neuroshard.pipeline.executor import Precision, StageExecutor, probe_precision
+from neuroshard.pipeline.executor import Precision, StageExecutor
 from neuroshard.pipeline.microbatch import RefusedTensorError
+from neuroshard.pipeline.precision_probe import probe_precision
 from neuroshard.pipeline.stage_protocol import WirePrecision, from_wire, to_wire, wire_bytes
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.types import Architecture, LayerRange

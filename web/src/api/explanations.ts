@@ -6,6 +6,7 @@ export const EXPLANATIONS: Record<string, string> = {
   "acceleration.flops_per_token": "Floating-point operations per token, forward and backward, of the layers that this node holds; forward passes that are repeated to save memory do not count [FLOP/token]",
   "acceleration.mfu": "Model FLOPs utilisation: the share of the peak that training uses [0..1]",
   "acceleration.peak_flops": "Highest speed of its matrix products [FLOP/s]",
+  "acceleration.ranks": "Processes that compute, each on a device of its own; 1: this node has no site",
   "acceleration.tokens_per_second": "Tokens that pass through its layers, forward and backward; null before the first step [tokens/s]",
   "accepted.refused": "Certified rounds that refused this computer's work",
   "accepted.rounds": "Certified rounds that accepted this computer's work",

@@ -10,6 +10,7 @@ export interface AccelerationStatus {
   peak_flops: number | null; // highest speed of its matrix products [FLOP/s]
   /** table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision */
   peak_source: "table" | "measured";
+  ranks: number; // processes that compute, each on a device of its own; 1: this node has no site
   /** tokens that pass through its layers, forward and backward; null before the first step [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
   tokens_per_second: number | null;
   /** computing speed of training: tokens per second x operations per token [FLOP/s]; null: the node does not train, or the snapshot is older than 30 s */

@@ -1,0 +1,1 @@
+"""A site: one node that trains on several ranks, which are processes with a device each."""

@@ -1,0 +1,203 @@
+"""A rank that ends or hangs: the node names it, drops its step, and starts the ranks again, or pauses in the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+import torch
+import trio
+
+from neuroshard.cli.failures import ExitCode, exit_code
+from neuroshard.errors import SiteRestartError
+from neuroshard.pipeline.executor import ComputeThread, Precision
+from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.status.snapshot import NodeState
+from neuroshard.training.site.plan import SitePlan
+from neuroshard.training.site.rank_processes import end_words, rank_environment
+from neuroshard.training.site.site import Site
+from neuroshard.training.stage_checkpoint import build_stage
+from neuroshard.training.trainer import Trainer
+from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_trainer
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX"),
+]
+PINS = replace(PARAMETERS.genesis, root="0" * 64, tokenizer_sha256="0" * 64)
+RUN = replace(PARAMETERS, genesis=PINS)
+SECONDS = 60
+
+
+@contextmanager
+def training(folder: Path, timeout_seconds: float = 30) -> Iterator[tuple[Site, Trainer]]:
+    site = Site(SitePlan(2), 2, "cpu", threads=1, timeout_seconds=timeout_seconds)
+    site.begin()
+    compute = ComputeThread(1, wave=site)
+    try:
+        stage = compute.submit(
+            lambda: build_stage(
+                RUN, IDENTITY, torch.device("cpu"), CheckpointStore(folder), precision=Precision.FP32, site=site
+            )
+        ).result(SECONDS)
+        yield site, make_trainer(compute, stage, MemoryFeed(stage.record.progress.position))
+    finally:
+        compute.close()
+        site.close()
+
+
+def run(trainer: Trainer, beside: Callable[[], Any], last_step: int | None) -> None:
+    async def main() -> None:
+        with anyio.fail_after(4 * SECONDS):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(trainer.run, last_step)
+                await beside()
+
+    trio.run(main)
+
+
+async def steps_reach(trainer: Trainer, steps: int) -> None:
+    while trainer.steps < steps:
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGKILL, "rank 1 ended: signal 9"), (signal.SIGSTOP, "rank 1: no answer for 3 s")]
+)
+def test_training_goes_on_after_a_rank_has_failed(
+    number: signal.Signals, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with training(tmp_path, timeout_seconds=3) as (site, trainer):
+        pids = list[int]()
+
+        async def strike() -> None:
+            await steps_reach(trainer, 3)
+            began = time.monotonic()
+            pids.append(site.pids[1])
+            os.kill(site.pids[1], number)
+            await steps_reach(trainer, 8)
+            assert time.monotonic() - began < 30 + SECONDS / 2  # 30 s are the goal on an idle computer
+
+        run(trainer, strike, 8)
+        assert site.incarnation == 2
+        assert site.pids[1] != pids[0]
+    assert f"The site has failed: {reason}. Its ranks start again." in caplog.messages
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_the_restarted_rank_has_the_weights_of_the_node(tmp_path: Path) -> None:
+    """After the failure, the loss of a microbatch is that of rank 0's weights on both ranks."""
+    with training(tmp_path) as (site, trainer):
+
+        async def strike() -> None:
+            await steps_reach(trainer, 2)
+            os.kill(site.pids[1], signal.SIGKILL)
+            await steps_reach(trainer, 4)
+
+        run(trainer, strike, 4)
+        executor: Any = trainer.parts.stages[0].executor
+        compute = trainer.parts.stages[0].service.compute
+        from neuroshard.pipeline.tensor_checks import StageShapes
+        from tests.worlds.stages import INPUTS, LABELS
+
+        shapes = StageShapes.of(executor.model, 8)
+        jobs = [compute.submit(lambda: executor.loss_pass(shapes, INPUTS[:4], LABELS[:4])) for _ in range(2)]
+        here, there = (job.result(SECONDS).loss_sum for job in jobs)
+        assert here.item() == there.item()
+
+
+def test_the_fourth_failure_pauses_with_the_reason(tmp_path: Path) -> None:
+    with training(tmp_path) as (site, trainer):
+
+        async def strike() -> None:
+            struck = 0
+            await steps_reach(trainer, 1)
+            while trainer.snapshot().state is not NodeState.PAUSED:
+                if site.incarnation > struck and not site.failure:
+                    struck = site.incarnation
+                    os.kill(site.pids[1], signal.SIGKILL)
+                await anyio.sleep(0.01)
+            assert struck == 4
+            reason = trainer.snapshot().reason
+            assert "rank 1 ended: signal 9, after 3 starts of the ranks within 10 minutes" in reason
+            before = trainer.steps
+            trainer.resume()
+            await steps_reach(trainer, before + 1)  # the owner's Resume counts again
+            trainer.stop()
+
+        run(trainer, strike, None)
+        assert site.incarnation == 5
+
+
+def test_ranks_end_within_five_seconds_of_rank_0() -> None:
+    program = (
+        "import time\n"
+        "from neuroshard.training.site.plan import SitePlan\n"
+        "from neuroshard.training.site.site import Site\n"
+        "site = Site(SitePlan(3), 3, 'cpu', threads=1)\n"
+        "site.begin()\n"
+        "print(*site.pids.values(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    node = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout is not None
+        pids = [int(pid) for pid in node.stdout.readline().split()]
+        assert len(pids) == 2
+        ranks = [psutil.Process(pid) for pid in pids]
+        node.kill()
+        gone, alive = psutil.wait_procs(ranks, timeout=5)
+        assert (len(gone), alive) == (2, [])
+    finally:
+        node.kill()
+        node.wait()
+        if node.stdout is not None:
+            node.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_rank_has_no_token_and_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEUROSHARD_TOKEN", "a secret of the node")
+    monkeypatch.setenv("NEUROSHARD_DATA_DIR", "/a/folder")
+    site = Site(SitePlan(2), 2, "cpu", threads=1)
+    site.begin()
+    try:
+        rank = Path(f"/proc/{site.pids[1]}")
+        shown = (rank / "environ").read_bytes() + (rank / "cmdline").read_bytes()
+        assert b"NEUROSHARD_" not in shown
+        assert b"a secret of the node" not in shown
+        addresses = {c.laddr.ip for c in psutil.Process(site.pids[1]).net_connections("inet")}
+        assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    finally:
+        site.close()
+
+
+def test_the_environment_of_a_rank_has_no_launcher() -> None:
+    given = {"PATH": "/bin", "RANK": "0", "MASTER_ADDR": "x", "NEUROSHARD_TOKEN": "t"}
+    assert rank_environment(given) == {"PATH": "/bin"}
+
+
+def test_words_for_an_end() -> None:
+    assert end_words(-9) == "signal 9"
+    assert end_words(3) == "exit code 3"
+
+
+def test_under_a_launcher_the_launcher_starts_the_ranks_again() -> None:
+    site = Site(SitePlan(2, launcher="torchrun", address="127.0.0.1", port=1), 2, "cpu", threads=1)
+    site.failure = "rank 1: the connection has ended"
+    with pytest.raises(SiteRestartError, match=r"rank 1: the connection has ended\. The launcher must") as raised:
+        site.restart()
+    assert exit_code(raised.value) is ExitCode.RESTART == 7
