@@ -42,7 +42,7 @@ class InnerOptimization:
     """Settings of the inner optimizer and of its learning-rate schedule."""
 
     learning_rate: PositiveReal = 1e-4
-    beta1: _BelowOne = 0.7
+    beta1: _BelowOne = 0.9
     beta2: _BelowOne = 0.95
     weight_decay: Annotated[float, Meta(ge=0, le=LARGEST_REAL)] = 0.1  # on matrices only
     max_grad_norm: PositiveReal = 1.0

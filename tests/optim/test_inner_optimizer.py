@@ -16,7 +16,7 @@ from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.optim.schedule import learning_rate_at, scaled_learning_rate, stage_clip_norm
 
 PARAMETERS = InnerOptimization(
-    learning_rate=1e-3, beta1=0.9, warmup_steps=10, decay_steps=100, schedule="cosine", final_fraction=0.1
+    learning_rate=1e-3, warmup_steps=10, decay_steps=100, schedule="cosine", final_fraction=0.1
 )
 
 

@@ -20,7 +20,7 @@ import trio
 from blake3 import blake3
 from msgspec import structs
 
-from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.config.run_parameters import GenesisPins, OuterOptimization, RunParameters
 from neuroshard.identity import Delegation, NodeIdentity, NodeKey, SignedRunParameters, TokenSecret, Wallet
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
@@ -141,7 +141,6 @@ FIRST = RunParameters(
     sequences_per_step=8,
     initial_weights_seed=7,
     genesis=GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512),
-    inner=InnerOptimization(beta1=0.9),
     outer=OuterOptimization(inner_steps=500, learning_rate=0.7, momentum=0.9, aggregator="trimmed_mean", codec="fp32"),
 )
 
