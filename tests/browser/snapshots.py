@@ -96,7 +96,9 @@ def training() -> NodeStatus:
         data=_data(),
         checkpoints=_checkpoints(now),
         resources=ResourceStatus("cpu", "AMD Ryzen 5 5600", 1.9, 2, 78 * 10**9, 204 * 10**6),
-        acceleration=AccelerationStatus("AMD Ryzen 5 5600", "fp32", 29_000_000, 1.2e11, "measured", tokens_per_second=2_263.0),
+        acceleration=AccelerationStatus(
+            "AMD Ryzen 5 5600", "fp32", 29_000_000, 1.2e11, "measured", tokens_per_second=2_263.0
+        ),
         history=tuple(
             LossPoint(step, now - 700 + step, loss_at(step), 1e-3, step * 2048) for step in range(1, STEPS + 1)
         ),
