@@ -153,6 +153,15 @@ def test_an_event_appears_without_a_reload(start_node: StartNode, open_page: Ope
     expect(page.get_by_role("log").get_by_role("listitem")).to_contain_text("A computer left")
 
 
+def test_a_long_path_breaks_in_an_event(start_node: StartNode, open_page: OpenPage) -> None:
+    path = "/home/" + "0123456789abcdef" * 8
+    event = FeedEvent(snapshots.training().time, FeedTone.WARN, f"step-183 was set aside, in {path}.", "set aside")
+    page = open_page(start_node(replace(snapshots.training(), feed=(event,))).url)
+    log = page.get_by_role("log")
+    expect(log).to_contain_text(path)
+    assert log.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+
+
 def texts_of_a_bare_zero(page: Page) -> list[str]:
     """Elements that show a lone 0 although they are no value of a list, a table or a figure."""
     return page.evaluate(
