@@ -35,6 +35,7 @@ POLL_SECONDS = 2.0
 GOAL = 0.5
 PROCESSOR = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000
+SHARES = 100 * 1_024  # against other programs of this computer, which get what the nodes leave
 
 Curve = Sequence[tuple[float, float]]
 """Seconds since the start of the processes, and the held-out loss in nats per token."""
@@ -182,6 +183,7 @@ def _part_of_a_core(name: str) -> Generator[Sequence[str]]:
         group.mkdir()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(int(CORES * PERIOD_US)))
+        (group / "cpu.shares").write_text(str(SHARES))
     except OSError as error:
         raise NotHereError(f"the system limits no processor time in {PROCESSOR}: {error.strerror}") from error
     try:
