@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
@@ -38,8 +39,8 @@ TUNING_SEED = 99  # of no other figure
 REPLICAS = size(4, 2)
 STEPS = size((1_200, 4_000), (4,))
 WINDOWS = size(512, 8)
-# `python -m benchmarks.together [TABLE]` prints the loss of every arm at each of these rates, with the tuning seed and
-# on windows that no figure is taken from. TUNED and the tables have the rates in use.
+# `python -m benchmarks.together [TABLE]` prints the loss of every arm at each of these rates and after each number of
+# steps, with the tuning seed and on windows that no figure is taken from. TUNED and the tables have the rates in use.
 RATES = (1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 12e-3)
 ALONE, TOGETHER, INT8, CHOSEN, OLD, SYNCHRONOUS = (
     "one replica alone",
@@ -134,7 +135,7 @@ class Table:
     """One comparison: its size, the tuned rate of each of its arms, and its goals."""
 
     title: str
-    rates: Mapping[str, float]
+    rates: Mapping[str, float]  # at the first number of steps, and at others unless `later_rates` has one
     steps: tuple[int, ...] = STEPS
     seeds: tuple[int, ...] = SEEDS
     arms: tuple[Arm, ...] = ARMS
@@ -143,11 +144,16 @@ class Table:
     goal_to_alone: float | None = None
     bits: float | None = None  # the goal, per parameter and inner step
     rates_are: str = "was tuned for each arm at 1,200 steps, with another seed"
+    later_rates: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
 
     @property
     def replicas(self) -> int:
         """Replicas of an arm with rounds, and those whose data the synchronous machine has."""
         return max(arm.data_of for arm in self.arms)
+
+    def rate(self, name: str, steps: int) -> float:
+        """Learning rate of an arm in a training of so many steps."""
+        return self.later_rates.get(steps, self.rates).get(name, self.rates[name])
 
 
 def _main_arms(replicas: int) -> tuple[Arm, ...]:
@@ -400,7 +406,7 @@ class Job:
             by_name = msgspec.json.decode(kept.read_bytes(), type=dict[str, Learnt])
         else:
             table = TABLES[self.table]
-            attempts = [Attempt(arm, self.seed, table.rates[arm.name]) for arm in self.arms]
+            attempts = [Attempt(arm, self.seed, table.rate(arm.name, self.steps)) for arm in self.arms]
             learnt = trained(Corpus.read(None), attempts, self.steps, table.shape)
             by_name = {one.arm.name: got for one, got in learnt.items()}
             if kept is not None:
@@ -427,7 +433,7 @@ def report(name: str, found: Found) -> Report:
     """What all jobs of a table have found."""
     table = TABLES[name]
     rows = [row for steps in table.steps for arm in table.arms for row in _rows(table, found, arm.name, steps)]
-    chosen = ", ".join(f"{arm.name} {table.rates[arm.name]:g}" for arm in table.arms)
+    chosen = ", ".join(f"{arm.name} {_rates(table, arm.name)}" for arm in table.arms)
     shape, replicas = table.shape, table.replicas
     conditions = (
         f"{shape.layer_count} layers of {shape.hidden_size}, {parameter_count(shape):,} parameters; "
@@ -443,6 +449,11 @@ def report(name: str, found: Found) -> Report:
     one = f"One seed, {seeds}: differences between seeds are not in the figures."
     interval = f"{one if len(table.seeds) == 1 else several} The unseen text is {_unseen_name()}."
     return Report("together" + (name and f"_{name}"), table.title, tuple(rows), (conditions, interval))
+
+
+def _rates(table: Table, name: str) -> str:
+    """The rate of an arm, or the one for each number of steps."""
+    return " and ".join(dict.fromkeys(f"{table.rate(name, steps):g}" for steps in table.steps))
 
 
 def _rows(table: Table, found: Found, name: str, steps: int) -> list[Row]:
@@ -493,7 +504,9 @@ def quick(seed: int, folder: Path | None) -> None:
     """One seed of the main arms; the last line is JSON. Raises NotHereError."""
     torch.set_num_threads(1)
     steps = max(STEPS)
-    found = of_all(Corpus.read(folder), (seed,), steps, [arm for arm in ARMS if arm.name in QUICK])
+    arms = [arm for arm in ARMS if arm.name in QUICK]
+    rates = {arm.name: TABLES[MAIN].rate(arm.name, steps) for arm in arms}
+    found = of_all(Corpus.read(folder), (seed,), steps, arms, rates)
     for (name, _, _), one in found.items():
         losses = f"{one.held_out:.4f} held out, {one.unseen:.4f} unseen"
         sys.stdout.write(f"{name}: {losses}, {one.bits:.3f} bits, {one.rounds} rounds\n")
@@ -506,8 +519,8 @@ def quick(seed: int, folder: Path | None) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     tuned_table = TABLES[sys.argv[1] if len(sys.argv) > 1 else MAIN]
-    for tuned_arm in tuned_table.arms:
-        (losses,) = tuned(Corpus.read(None), arms=(tuned_arm,), shape=tuned_table.shape).values()
+    for tuned_steps, tuned_arm in product(tuned_table.steps, tuned_table.arms):
+        (losses,) = tuned(Corpus.read(None), tuned_steps, (tuned_arm,), shape=tuned_table.shape).values()
         best = partial(min, key=losses.__getitem__)(losses)
         shown = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
-        print(f"{tuned_arm.name}: best {best:g} ({shown})", flush=True)
+        print(f"{tuned_steps:,} steps, {tuned_arm.name}: best {best:g} ({shown})", flush=True)
