@@ -190,7 +190,7 @@ class _Run:
 
     def _member(self, executor: StageExecutor, state: OuterState, number: int, warm: int) -> _Member:
         versions = run_of(OUTER)
-        outer = OuterSync(compute=self.compute, model=executor.model, versions=versions, state=state)
+        outer = OuterSync(compute=self.compute, executor=executor, versions=versions, state=state)
         return _Member(executor, outer, replica_data(self.start.seed, number), warm)
 
 

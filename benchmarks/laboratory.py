@@ -287,7 +287,7 @@ def together(texts: Texts, start: Start, scheme: Scheme, meeting: Meeting | None
         outer = [
             OuterSync(
                 compute=compute,
-                model=executor.model,
+                executor=executor,
                 versions=run_of(scheme.outer, start.shape),
                 state=replace(fresh_outer_state(flatten(executor.model)), line=LineProgress(start.steps * BATCH)),
             )

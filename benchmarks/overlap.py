@@ -95,9 +95,7 @@ def from_nothing(job: tuple[tuple[int, ...], int]) -> float:
     executors, inner = [start.executor() for _ in speeds], decaying(DEFAULT_STEPS)
     with closing(ComputeThread(cpu_threads=1)) as compute:
         state = fresh_outer_state(flatten(executors[0].model))
-        outer = [
-            OuterSync(compute=compute, model=one.model, versions=run_of(DEFAULT), state=state) for one in executors
-        ]
+        outer = [OuterSync(compute=compute, executor=one, versions=run_of(DEFAULT), state=state) for one in executors]
 
         async def train() -> None:
             made = 0

@@ -91,6 +91,12 @@ FORMS: dict[str, SettingForm] = {
     "site": SettingForm(
         _USE, "GPUs", "Train on several GPUs of this computer: auto for all, their number, or off.", level=_MORE
     ),
+    "site_mode": SettingForm(
+        _USE,
+        "Weights on GPUs",
+        "A copy on every GPU, or a part on each for models that do not fit one of them.",
+        level=_MORE,
+    ),
     "site_timeout": SettingForm(
         _USE, "GPU timeout", "A GPU that does not answer for this time is started again.", "seconds", _MORE
     ),

@@ -167,6 +167,10 @@ class Settings(BaseModel):
         AfterValidator(_site),
         SettingNote("auto, off, or 1 to 999: the number of processes that compute, each on a device; auto: all GPUs"),
     ] = "off"
+    site_mode: Annotated[
+        Literal["auto", "replicate", "shard"],
+        SettingNote("auto, replicate or shard: every process has all weights of this node's layers, or a part of them"),
+    ] = "auto"
     site_timeout: Annotated[
         Real, Field(ge=1, le=3600), SettingNote("1 to 3600 seconds until a silent process of a site counts as failed")
     ] = 60.0

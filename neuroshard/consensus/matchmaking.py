@@ -161,6 +161,8 @@ class StageState(Protocol):
 class Hold(Protocol):
     """The requests to a trainer."""
 
+    restarting: int  # number of its loops that cannot act until the ranks of a site have started again
+
     @property
     def must_hold(self) -> str | None:
         """The reason why training pauses or ends; None if it continues."""
@@ -283,9 +285,11 @@ class Matchmaking:
     def may_take_part(self) -> bool:
         """Whether this node may enter a step now.
 
-        No replica may wait for a node that has agreed to a round and then pauses, sleeps, ends or sends nothing.
+        No replica may wait for a node that has agreed to a round and then pauses, sleeps, ends, restarts its ranks or
+        sends nothing.
         """
-        return self._replica.control.must_hold is None and self._swarm.may_meet
+        control = self._replica.control
+        return control.must_hold is None and not control.restarting and self._swarm.may_meet
 
     # Whom to ask
 

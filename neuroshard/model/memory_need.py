@@ -55,6 +55,9 @@ ENCODED_SHARE: Mapping[CodecName, float] = {
 
 MOMENTS_AND_FACTORS = 2.5  # vectors: AdamW's two moments, and at most half of one for PowerSGD's Q and basis
 
+SiteMode = Literal["replicate", "shard"]  # whether each rank of a site has all tensors of a stage, or its rows of them
+GATHERED_BLOCKS, GATHERED_ENDS = 5, 3  # weights of a block and the next one, gradients, and buffers of the transfers
+
 DeviceKind = Literal["cpu", "cuda", "mps", "xpu"]  # as PyTorch names them: AMD's GPUs are "cuda" too
 
 
@@ -73,6 +76,7 @@ class DeviceNeed:
     generation: int  # key/value caches of texts
     subspace: int  # its basis and the frozen rows of tokens
     runtime: int
+    gathered: int = 0  # in mode `shard`: whole weights and gradients of the blocks that compute, and of the ends
 
     @property
     def total(self) -> int:
@@ -143,8 +147,12 @@ def memory_need(
     averages_gradients: bool = False,
     optimizer: InnerOptimizerName = "adamw",
     subspace_cache_mb: int = SUBSPACE_CACHE_MB,
+    ranks: int = 1,
+    mode: SiteMode = "replicate",
 ) -> MemoryNeed:
     """Peak memory of training these layers (None: all) with microbatches of batch_size sequences.
+
+    On the `ranks` of a site, `device` is that of each rank, and the host that of rank 0.
 
     Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds, `optimizer`
     that of its inner steps. With `averages_gradients` moments and factors replace the velocity, and gradients are
@@ -160,6 +168,9 @@ def memory_need(
         matrices = 4 * layer_matrices_count(architecture, layers)
         work = max(on_device.backward, _muon_bytes(architecture))
         on_device = replace(on_device, moments=on_device.moments - matrices, backward=work)
+    moments = on_device.moments
+    if mode == "shard":
+        on_device = _divided(on_device, architecture, layers, ranks)
     return MemoryNeed(
         device,
         on_device,
@@ -167,7 +178,7 @@ def memory_need(
             process=PROCESS_BYTES,
             anchor=vector,
             velocity=kept,
-            checkpoint_staging=vector + on_device.moments,
+            checkpoint_staging=vector + moments,
             contribution=(4 if averages_gradients else 2) * vector,
             exchange=vector + int(4 * ENCODED_SHARE[codec] * vector),
             next_outer_state=vector + kept,
@@ -226,6 +237,19 @@ def _device_need(
         generation=CACHED_TEXTS * 2 * len(layers) * a.key_value_head_count * a.head_size * a.sequence_length * 4,
         subspace=0,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
+    )
+
+
+def _divided(need: DeviceNeed, a: Architecture, layers: LayerRange, ranks: int) -> DeviceNeed:
+    """Need of one rank that has its rows of the tensors, and all of them only for the blocks that compute."""
+    matrices = [layer_matrices_count(a, LayerRange(layer, layer + 1)) for layer in range(layers.start, layers.stop)]
+    ends = parameter_count(a, layers) - sum(matrices)
+    return replace(
+        need,
+        weights=-(-need.weights // ranks),
+        moments=-(-need.moments // ranks),
+        gradients=-(-need.gradients // ranks),
+        gathered=4 * (GATHERED_BLOCKS * max(matrices) + GATHERED_ENDS * ends),
     )
 
 

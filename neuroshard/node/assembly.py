@@ -188,7 +188,8 @@ class Assembly:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
         ranks = 1 if self._site is None else self._site.width
         shares = 1 if self._site is None else self._site.host_shares
-        return HardwareBudget(self._memory.tier_mb // shares, device.kind, device_tier, flops_per_second, ranks)
+        mode = self._settings.site_mode if ranks > 1 else "replicate"
+        return HardwareBudget(self._memory.tier_mb // shares, device.kind, device_tier, flops_per_second, ranks, mode)
 
     async def _location(self) -> str | None:
         """The place of the data; None if the nodes of the run are the only one.

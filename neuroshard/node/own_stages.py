@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,7 +19,7 @@ from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import StagePlan, plan_of
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
-from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES, MemoryNeed, PipelineLoad, memory_need
+from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES, MemoryNeed, PipelineLoad, SiteMode, memory_need
 from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.pipeline.sessions import SessionLimits
 from neuroshard.pipeline.stage_server import ServiceLimits
@@ -43,10 +44,28 @@ class StageWork:
     kept_graphs: int | None = None
 
 
+def site_mode(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> SiteMode:
+    """How the ranks of a site have the tensors of these stages: all on each rank where that fits, otherwise divided.
+
+    Muon needs whole matrices, so it never divides them by itself.
+    """
+    if room.site_mode != "auto":
+        return room.site_mode
+    if room.ranks == 1 or parameters.inner.optimizer == "muon":
+        return "replicate"
+    need = need_of(parameters, stages, room, least_load(parameters, stages), mode="replicate")
+    return "replicate" if need.fits(room.tier_mb, room.device_tier_mb) else "shard"
+
+
 def need_of(
-    parameters: RunParameters, stages: StageRange, room: HardwareBudget, load: PipelineLoad | None
+    parameters: RunParameters,
+    stages: StageRange,
+    room: HardwareBudget,
+    load: PipelineLoad | None,
+    *,
+    mode: SiteMode | None = None,
 ) -> MemoryNeed:
-    """Compute the peak memory of training these stages together with `load`."""
+    """Compute the peak memory of training these stages together with `load`; `mode` is by default that of the site."""
     layers = stages.layers(plan_of(parameters))
     outer = parameters.outer
     return memory_need(
@@ -59,6 +78,8 @@ def need_of(
         averages_gradients=outer.strategy == "averaging",
         optimizer=parameters.inner.optimizer,
         subspace_cache_mb=parameters.subspace_cache_mb,
+        ranks=room.ranks,
+        mode=mode or site_mode(parameters, stages, room),
     )
 
 
@@ -168,13 +189,16 @@ def windows_of(parameters: RunParameters, room: HardwareBudget, most: int | None
     """
     plan = plan_of(parameters)
 
-    def fits(stages: StageRange) -> bool:
+    def fits(stages: StageRange, mode: SiteMode | None = None) -> bool:
         if most is not None and len(stages) > most:
             return False
-        need = need_of(parameters, stages, room, least_load(parameters, stages))
+        need = need_of(parameters, stages, room, least_load(parameters, stages), mode=mode)
         return need.fits(room.tier_mb, room.device_tier_mb)
 
-    windows = fitting_windows(len(plan), fits)
+    wanted = room.site_mode
+    windows = fitting_windows(len(plan), partial(fits, mode="replicate" if wanted == "auto" else wanted))
+    if not windows and wanted == "auto":
+        windows = fitting_windows(len(plan), fits)
     if not windows:
         raise _too_little(parameters, plan, room)
     return windows

@@ -22,9 +22,10 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
 from neuroshard.node.joining import Joining
-from neuroshard.node.own_stages import StageWork, best_load, megabytes_for, note_stages, stage_work
+from neuroshard.node.own_stages import StageWork, best_load, megabytes_for, note_stages, site_mode, stage_work
 from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
+from neuroshard.node.site_ranks import choose_mode
 from neuroshard.node.stage import StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
@@ -238,6 +239,8 @@ class StageTraining:
         lives = list[StageReplica]()
         self._compilation = self._compilation or compilation_of(self._settings.compile, ground.device.torch_device())
         load = best_load(ground.run.parameters, stages, ground.room)
+        if ground.site is not None:
+            choose_mode(ground.site, ground.run.parameters, site_mode(ground.run.parameters, stages, ground.room))
         for position, index in enumerate(stages):
             report_percent = partial(_report_percent, ground.swarm, position, len(stages))
             report_percent(0)

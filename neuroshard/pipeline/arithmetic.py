@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.executor import OpenMicrobatch, PassResult, Precision, StepResult
 from neuroshard.pipeline.tensor_checks import StageShapes
 
@@ -19,8 +21,8 @@ Passed = PassResult | Future[PassResult]
 class Executor(Protocol):
     """Forward and backward passes, steps and tensors of one stage; `StageExecutor` documents each call.
 
-    Everything runs on the compute thread. `model` and `optimizer` have the weights and moments of the node. They may be
-    read and written between two calls; other ranks take them over before their next pass.
+    Everything runs on the compute thread. `model` shows the shapes of the stage. Its values, and the moments, are read
+    and written by the calls below, because the ranks of a site may each have only a part of them.
     """
 
     @property
@@ -38,7 +40,9 @@ class Executor(Protocol):
     def model(self) -> StageModel: ...
 
     @property
-    def optimizer(self) -> torch.optim.AdamW: ...
+    def is_sharded(self) -> bool:
+        """Whether the weights end with any of the ranks, so that only a checkpoint has them then."""
+        ...
 
     @property
     def is_suspended(self) -> bool: ...
@@ -70,6 +74,26 @@ class Executor(Protocol):
     def take_gradient(self, token_count: int) -> tuple[StepResult, Tensor | None]: ...
 
     def zero(self) -> None: ...
+
+    def vector(self, out: Tensor | None = None) -> Tensor:
+        """All weights as one fp32 CPU vector (d,), as `flatten` returns it."""
+        ...
+
+    def load_vector(self, vector: Tensor) -> None:
+        """Set all weights from a vector (d,)."""
+        ...
+
+    def other_weights(self, vector: Tensor) -> AbstractContextManager[None]:
+        """Let the stage compute with a vector (d,) instead of its weights within the block."""
+        ...
+
+    def tensors(self, outer: OuterState) -> Mapping[str, Tensor]:
+        """The tensors of a checkpoint, as `stage_tensors` names them. They may be gathered when they are read."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy weights and moments from a checkpoint, which has the names of `tensors`."""
+        ...
 
     def suspend(self) -> None: ...
 

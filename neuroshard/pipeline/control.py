@@ -111,6 +111,7 @@ class Control:
         """`requested_pause` is the pause of the previous trainer, which continues here."""
         self.is_stopping = False
         self.abandons_work = False  # of the stop: microbatches that are open cannot end, so nobody waits for them
+        self.restarting = 0  # number of loops that wait for the ranks of a site to start again
         self.saves = 0  # number of requests for checkpoints so far
         self.requested_pause = requested_pause or RequestedPause()  # takes effect when the loops have seen it
         self._changed = Signal()

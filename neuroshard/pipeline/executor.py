@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
@@ -22,11 +22,12 @@ from torch import Tensor
 from neuroshard.errors import NotReadyError
 from neuroshard.model.backward import backward_from_gradient
 from neuroshard.model.transformer import Block, KeyValueCache, RunBlock, StageModel
+from neuroshard.model.weights import flatten, load_vector, other_weights
 from neuroshard.optim.inner_optimizer import clipped_step
 from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
-from neuroshard.state.stage_tensors import without_values
+from neuroshard.state.stage_tensors import inner_tensors, stage_tensors, without_values
 from neuroshard.state.system_resources import yield_to_other_programs
 
 
@@ -107,6 +108,11 @@ class StageExecutor:
         self.precision = precision
         self.compilation = compilation or Compilation()
         self.width = 1  # number of microbatches that are computed at the same time
+        self.is_sharded = False
+        self.vector = partial(flatten, model)
+        self.load_vector = partial(load_vector, model)
+        self.other_weights = partial(other_weights, model)
+        self.tensors = partial(stage_tensors, model, optimizer)
         self._loss_sums: list[Tensor] = []
         self._steps = 0
 
@@ -268,6 +274,11 @@ class StageExecutor:
     def recover(self) -> str:
         """Return "": one device has no ranks that could fail."""
         return ""
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy weights and moments from a checkpoint, which has the names of `stage_tensors`."""
+        for name, tensor in inner_tensors(self.model, self.optimizer).items():
+            tensor.copy_(tensors[name])
 
     def zero(self) -> None:
         """Clear accumulated gradients and losses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.identity import hash_parts
@@ -40,6 +41,7 @@ class HardwareBudget:
     device_tier_mb: int | None
     flops_per_second: float
     ranks: int = 1  # that compute one microbatch each at the same time
+    site_mode: Literal["auto", "replicate", "shard"] = "auto"  # the owner's wish for the tensors on the ranks
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import nan
 
 import torch
 from torch import Tensor
 
 from neuroshard.model.transformer import StageModel
-from neuroshard.optim.outer import LineProgress, OuterState
+from neuroshard.optim.outer import OuterState
 
 ANCHOR = "outer/anchor"
 VELOCITY = "outer/velocity"
@@ -21,32 +20,17 @@ def stage_tensors(model: StageModel, optimizer: torch.optim.AdamW, outer: OuterS
 
     Names: "model/<name>", "inner/<name>/<moment>", "outer/anchor", "outer/velocity".
     """
+    return inner_tensors(model, optimizer) | {ANCHOR: outer.anchor, VELOCITY: outer.velocity}
+
+
+def inner_tensors(model: StageModel, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """The tensors of `stage_tensors` that change at an inner step: weights and moments."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
         for moment, tensor in optimizer.state[parameter].items():
             tensors[f"inner/{name}/{moment}"] = tensor
-    tensors[ANCHOR] = outer.anchor
-    tensors[VELOCITY] = outer.velocity
     return tensors
-
-
-def load_stage_tensors(
-    tensors: Mapping[str, Tensor],
-    model: StageModel,
-    optimizer: torch.optim.AdamW,
-    outer_step: int,
-    line: LineProgress,
-) -> OuterState:
-    """Copy weights and moments from a checkpoint; the outer state takes its tensors as they are.
-
-    `tensors` has exactly the names of `stage_tensors`. Runs on the compute thread.
-    """
-    state = OuterState(tensors[ANCHOR], tensors[VELOCITY], outer_step, line)
-    for name, tensor in stage_tensors(model, optimizer, state).items():
-        if name not in OUTER_TENSORS:
-            tensor.copy_(tensors[name])
-    return state
 
 
 def without_values(tensor: Tensor) -> Tensor:

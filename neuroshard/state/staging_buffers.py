@@ -54,6 +54,7 @@ class StagingBuffers:
         if tensors.keys() != self.layout.specs.keys():
             odd = sorted(tensors.keys() ^ self.layout.specs.keys())
             raise ValueError(f"the tensors are not those of the layout: {odd[:5]}")
+        self._wait_for_transfer()
         owned: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             spec = self.layout.specs[name]
@@ -63,9 +64,10 @@ class StagingBuffers:
                 if tensor.device.type != "cpu" or not tensor.is_contiguous():
                     raise ValueError(f"tensor {name} must be contiguous on the CPU to be kept by reference")
                 self._references[name] = tensor.detach()
-            else:
+            elif tensor.device.type in STREAMING_KINDS:
                 owned[name] = tensor.detach()
-        self._wait_for_transfer()
+            else:  # at once: the tensor may have been gathered for this, and is not kept
+                self._views[name].copy_(tensor.detach())
         devices = {tensor.device for tensor in owned.values()}
         device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         if device.type in STREAMING_KINDS and _has_room(device, self.allocated_bytes):

@@ -16,7 +16,6 @@ from neuroshard.compression import with_residual
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.gradient_averaging import AveragingStep, GradientAveraging
 from neuroshard.consensus.sync_strategies import Abandoned, Agreed, RunRound
-from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import stage_clip_norm
@@ -72,7 +71,7 @@ class GradientSync(OuterSync):
         self,
         *,
         compute: ComputeThread,
-        model: StageModel,
+        executor: Executor,
         versions: Callable[[int], RunParameters],
         state: OuterState,
         averaging: Callable[[int], GradientAveraging],
@@ -83,7 +82,7 @@ class GradientSync(OuterSync):
         progress = replace(progress or OuterProgress(), inner_steps=0, sequences=0)
         super().__init__(
             compute=compute,
-            model=model,
+            executor=executor,
             versions=versions,
             state=state,
             residual=residual,
@@ -220,8 +219,8 @@ def make_outer_sync(
     compute: ComputeThread, stage: Stage, versions: Callable[[int], RunParameters], index: int
 ) -> OuterSync:
     """Create the outer synchronisation of stage `index`; `versions` returns the parameters at an outer step."""
-    model, state = stage.executor.model, stage.outer_state
-    schema = TensorSchema.of(model)
+    executor, state = stage.executor, stage.outer_state
+    schema = TensorSchema.of(executor.model)
 
     def averaging_at(outer_step: int) -> GradientAveraging:
         parameters = versions(outer_step)
@@ -231,7 +230,7 @@ def make_outer_sync(
     if versions(state.outer_step).outer.strategy == "averaging":
         return GradientSync(
             compute=compute,
-            model=model,
+            executor=executor,
             versions=versions,
             state=state,
             averaging=averaging_at,
@@ -240,7 +239,7 @@ def make_outer_sync(
         )
     return OuterSync(
         compute=compute,
-        model=model,
+        executor=executor,
         versions=versions,
         state=state,
         residual=stage.residual,

@@ -21,11 +21,10 @@ from neuroshard.data.held_out_losses import (
     nats_per_token,
     paired_difference,
 )
-from neuroshard.model.weights import flatten, other_weights
 from neuroshard.optim.outer import OuterState, replica_mean
 from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.executor import ComputeThread
-from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
+from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError, SiteFailedError
 from neuroshard.training.outer_sync import OuterSync
 
 _LOG = logging.getLogger(__name__)
@@ -192,10 +191,10 @@ class HeldOutVote:
         return self._judged(losses_before, losses_after)
 
     async def _own_weights(self) -> Tensor | None:
-        """The weights (d,) of this node's model; None if the accelerator has failed, which the stage's loop reports."""
+        """The weights (d,) of this node's model; None if its device or a rank has failed, which the loop reports."""
         try:
-            return await self._compute.run(lambda: flatten(self._executor.model))
-        except AcceleratorLostError:
+            return await self._compute.run(self._executor.vector)
+        except (AcceleratorLostError, SiteFailedError):
             return None
 
     def _obstacle(self, rows: Tensor | None) -> str:
@@ -246,7 +245,7 @@ class HeldOutVote:
                 break
             try:
                 measured = await self._compute.run(partial(self._summed, weights, rows))
-            except (AcceleratorFullError, AcceleratorLostError):
+            except (AcceleratorFullError, AcceleratorLostError, SiteFailedError):
                 measured = None
             if measured is None:
                 return (), seconds
@@ -259,7 +258,7 @@ class HeldOutVote:
         executor, began = self._executor, time.perf_counter()
         if executor.is_suspended:
             return None
-        with other_weights(executor.model, weights):
+        with executor.other_weights(weights):
             return executor.infer(rows[:, :-1], rows[:, 1:]).cpu(), time.perf_counter() - began
 
     def _judged(self, before: tuple[float, ...], after: tuple[float, ...]) -> str:

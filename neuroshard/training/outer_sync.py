@@ -27,8 +27,7 @@ from neuroshard.consensus.sync_strategies import (
     steps_between_rounds,
     strategy_at,
 )
-from neuroshard.model.transformer import StageModel
-from neuroshard.model.weights import TensorSchema, flatten, load_vector
+from neuroshard.model.weights import TensorSchema
 from neuroshard.optim.outer import MOST_CANDIDATES, CertifiedWork, LineProgress, OuterState
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.arithmetic import Executor
@@ -82,7 +81,7 @@ class OuterSync:
         self,
         *,
         compute: ComputeThread,
-        model: StageModel,
+        executor: Executor,
         versions: Callable[[int], RunParameters],
         state: OuterState,
         residual: Tensor | None = None,
@@ -90,8 +89,8 @@ class OuterSync:
     ) -> None:
         """`versions` returns the version of the run's parameters that applies at an outer step."""
         self._compute = compute
-        self._model = model
-        self._schema = TensorSchema.of(model)
+        self._executor = executor
+        self._schema = TensorSchema.of(executor.model)
         self._versions = versions
         self.state = state  # read it anywhere; only `replace_state` changes its values
         self._changes = 0  # of the state's values; dropping them does not count
@@ -180,7 +179,7 @@ class OuterSync:
         in seconds since the epoch.
         """
         before = self.state
-        local = await self._compute.run(partial(flatten, self._model), Priority.SMALL)
+        local = await self._compute.run(self._executor.vector, Priority.SMALL)
         # a version that arrives during the round waits for the next one
         parameters = self.parameters.outer
         strategy = strategy_at(parameters, self._schema, before.outer_step, self.certified_steps)
@@ -361,7 +360,7 @@ class OuterSync:
         members, (inner_steps, sequences) = agreed.members, self._counted_since(agreed)
         # Load the weights first, the only part that awaits. After it, state, residual and progress change together.
         if weights is not None:
-            await self._compute.run(partial(load_vector, self._model, weights), Priority.SMALL)
+            await self._compute.run(partial(self._executor.load_vector, weights), Priority.SMALL)
         since_round = 0 if agreed.is_without_own else sequences
         work = agreed.work or CertifiedWork(self.progress.since_round - since_round)
         outer_step = after.outer_step if agreed.completes is None else agreed.completes + 1

@@ -29,13 +29,14 @@ from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
 from neuroshard.state.outer_state import OuterProgress
-from neuroshard.state.stage_tensors import OUTER_TENSORS, load_stage_tensors, stage_tensors
+from neuroshard.state.stage_tensors import ANCHOR, OUTER_TENSORS, VELOCITY, stage_tensors
 from neuroshard.state.staging_buffers import STREAMING_KINDS, StagingBuffers
 from neuroshard.state.system_resources import release_code, trim_heap
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.record import StageIdentity, TrainingRecord, from_meta, restore_random_state, to_meta
+from neuroshard.training.site.sharded_stage import ShardedStage
 from neuroshard.training.site.site import Site
 from neuroshard.training.site.site_executor import SiteExecutor
 from neuroshard.types import LayerRange
@@ -107,6 +108,18 @@ class Saver:
     def is_dropped(self) -> bool:
         """Whether the stage's state is on the disk only."""
         return self._dropped is not None
+
+    def note_lost(self) -> None:
+        """Note that the stage has lost its tensors, so that only the newest checkpoint has its state.
+
+        Raises StorageError if there is none.
+        """
+        self._dropped = next(iter(self._keeper.store.generations()), None)
+        if self._dropped is None:
+            raise StorageError(
+                "A rank of the site has ended with its part of the model, and no checkpoint was saved before.",
+                "Start the node again: training begins from the start.",
+            )
 
     async def drop_tensors(self, saved: CheckpointGeneration) -> None:
         """Free the memory of a suspended stage without gradients, whose state is in `saved`. `restore` loads it."""
@@ -197,9 +210,7 @@ class Saver:
         )
 
     def _capture(self, record: TrainingRecord) -> StateCapture:
-        executor = self._executor
-        tensors = stage_tensors(executor.model, executor.optimizer, self._outer.state)
-        return StateCapture(self._meta(record), tensors, self._outer.residual)
+        return StateCapture(self._meta(record), self._executor.tensors(self._outer.state), self._outer.residual)
 
 
 def expectation(identity: StageIdentity) -> Expectation:
@@ -220,7 +231,8 @@ def load_into_stage(loaded: LoadedCheckpoint, executor: Executor) -> Restored:
     record, progress, line = from_meta(loaded.meta)
     if executor.is_dropped:
         executor.allocate_tensors()
-    state = load_stage_tensors(loaded.tensors, executor.model, executor.optimizer, loaded.meta.outer_step, line)
+    executor.load_tensors(loaded.tensors)
+    state = OuterState(loaded.tensors[ANCHOR], loaded.tensors[VELOCITY], loaded.meta.outer_step, line)
     restore_random_state(loaded.meta)
     if loaded.meta.precision:  # another precision would not continue bit for bit
         executor.precision = Precision(loaded.meta.precision)
@@ -299,24 +311,29 @@ def build_stage(
     """Build the stage of `identity.layers`. Runs on the compute thread, which has `identity.threads` threads.
 
     A restored stage keeps the precision of its checkpoint. A new stage, or one whose state came from another computer,
-    uses `precision`, or the result of a probe. With a `site`, all of its ranks compute the stage.
+    uses `precision`, or the result of a probe; a stage that is divided among ranks is not probed. With a `site`, all of
+    its ranks compute the stage.
 
     Raises StorageError, CheckpointError, and NetworkRefusedError if this computer computes another subspace than the
     run has.
     """
     model = StageModel(identity.architecture, identity.layers, subspace_of(parameters))
-    model.to(device)
+    is_sharded = site is not None and site.is_sharded
+    if is_sharded:  # no device may have space for the whole stage
+        precision = precision or (Precision.FP32 if device.type == "cpu" else Precision.BF16)
+    else:
+        model.to(device)
     optimizer = make_inner_optimizer(model, parameters.inner)
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(parameters.outer, schema)
     anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used
     tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
-    staging = StagingBuffers(TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in STREAMING_KINDS)
+    staging = StagingBuffers(
+        TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in STREAMING_KINDS and not is_sharded
+    )
     keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())
     restoration = keeper.restore(expectation(identity))
-    executor: Executor = StageExecutor(model, optimizer, device, compilation=compilation)
-    if site is not None:
-        executor = SiteExecutor(executor, site, parameters)
+    executor = _executor_of(model, optimizer, device, parameters, compilation=compilation, site=site)
     if restoration.loaded is not None:
         if not restoration.loaded.meta.precision:  # the state came from another computer
             executor.precision = precision or _probe(model, parameters, device).chosen
@@ -334,8 +351,26 @@ def build_stage(
         probe = _probe(model, parameters, device)
         precision = probe.chosen
     executor.precision = precision
-    outer_state = first_outer_state(parameters.outer, schema, flatten(model))
+    weights = flatten(model)
+    if is_sharded:
+        executor.load_vector(weights)
+    outer_state = first_outer_state(parameters.outer, schema, weights)
     return Stage(executor, outer_state, staging, keeper, warnings=restoration.warnings, probe=probe)
+
+
+def _executor_of(
+    model: StageModel,
+    optimizer: torch.optim.AdamW,
+    device: torch.device,
+    parameters: RunParameters,
+    *,
+    compilation: Compilation | None,
+    site: Site | None,
+) -> Executor:
+    if site is not None and site.is_sharded:  # with tensors of its own
+        return ShardedStage(site, parameters, model.layer_range, device)
+    own = StageExecutor(model, optimizer, device, compilation=compilation)
+    return own if site is None else SiteExecutor(own, site, parameters)
 
 
 def _probe(model: StageModel, parameters: RunParameters, device: torch.device) -> PrecisionProbe:

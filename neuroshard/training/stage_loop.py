@@ -69,6 +69,7 @@ class StageLoop:
         self._wall_clock = wall_clock
         self._before = before
         self._changed = changed
+        self._must_save = replica.executor.is_sharded and not replica.is_restored  # before a rank can end
         self._ledger.begin_step(self.record.progress.steps + 1)
         self._last_round = pace.monotonic()
         self._is_overdue = False  # a lone round is due, but no microbatch arrives whose step would trigger it
@@ -108,7 +109,7 @@ class StageLoop:
                     await self._service.drain(hold, self._drain_reason(), began=self._held_since)
                 elif control.is_stopping or (last_step is not None and self.record.progress.steps >= last_step):
                     return
-                elif self.requests.are_waiting:
+                elif self.requests.are_waiting or self._must_save:
                     await (self._pause() if control.requested_pause.holds else self._save())
                 elif self.evaluator is not None and not self.evaluator.is_ready(self.record):
                     await self._get_ready()
@@ -236,17 +237,35 @@ class StageLoop:
         self._wait_for_room()
 
     async def _restart_ranks(self) -> None:
-        """Drop the present step, of which a rank had a part, and start the ranks again with this node's weights."""
+        """Drop the present step, of which a rank had a part, and start the ranks again.
+
+        They take over this node's weights, or those of the newest checkpoint if each rank had a part of them. No round
+        waits for this node meanwhile.
+        """
+        self._control.restarting += 1
+        try:
+            await self._restart()
+        finally:
+            self._control.restarting -= 1
+
+    async def _restart(self) -> None:
+        executor, saver = self.replica.executor, self.replica.saver
         self._withdraw()
         await self._service.discard("The ranks of this node start again.", is_paused=True)
         try:
-            obstacle = await self._service.compute.run(self.replica.executor.recover)
+            obstacle = await self._service.compute.run(executor.recover)
         except SiteRestartError:  # the launcher of this process starts all ranks again
-            await self._save()
+            if not executor.is_sharded:
+                await self._save()
             raise
+        if executor.is_dropped:  # they ended with the rank
+            saver.note_lost()
         if obstacle:
             _LOG.error("The site pauses: %s.", obstacle)
             self._control.pause(f"Paused: {obstacle}. Resume to start the ranks again.")
+        elif executor.is_dropped:
+            async with self.moving:
+                _LOG.warning("%s", await self._restore_last_good())
 
     def _wait_for_room(self) -> None:
         """Pause for a minute, unless a hold is already requested."""
@@ -337,6 +356,7 @@ class StageLoop:
             await self._control.changed()
 
     async def _save(self) -> None:
+        self._must_save = False
         number = self._control.saves  # later requests need another checkpoint
         async with self.moving:
             await self.replica.outer.finish_root()  # the checkpoint contains it

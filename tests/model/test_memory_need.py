@@ -128,3 +128,20 @@ def test_a_codec_that_loses_something_needs_room_for_a_residual_and_less_for_wha
     assert lossy.host.exchange == 4 * parameter_count(architecture) * 2
     assert exact.host.exchange == 4 * parameter_count(architecture) * 5
     assert lossy.device == exact.device
+
+
+def test_a_divided_stage_needs_its_share_on_each_device() -> None:
+    """Each rank has 1/N of the tensors and gathers some blocks; the host of rank 0 still has one of everything."""
+    architecture = architecture_for(16, 4096, 512)
+    whole = memory_need(architecture, device="cuda", ranks=4)
+    needs = {ranks: memory_need(architecture, device="cuda", ranks=ranks, mode="shard") for ranks in (2, 4, 8)}
+    assert whole == memory_need(architecture, device="cuda")
+    for ranks, need in needs.items():
+        held = need.device.weights + need.device.moments + need.device.gradients
+        assert held == pytest.approx(16 * parameter_count(architecture) / ranks, rel=1e-6)
+        assert need.device.activations == whole.device.activations
+        assert need.host == whole.host
+        block = 4 * parameter_count(architecture, LayerRange(1, 2))
+        assert need.device.gathered >= 2 * block
+    assert needs[8].device_bytes < needs[4].device_bytes < needs[2].device_bytes < whole.device_bytes
+    assert whole.device.gathered == 0

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.errors import TooLittleMemoryError, UsageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for, plan_of
-from neuroshard.model.memory_need import DeviceKind, PipelineLoad
+from neuroshard.model.memory_need import MEGABYTE, DeviceKind, PipelineLoad
 from neuroshard.node.own_stages import (
     LEAST_OPEN,
     MOST_OPEN,
@@ -21,9 +22,14 @@ from neuroshard.node.own_stages import (
     best_load,
     least_load,
     need_of,
+    site_mode,
     stage_work,
+    windows_of,
 )
+from neuroshard.node.site_ranks import choose_mode
 from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.training.site.plan import SitePlan
+from neuroshard.training.site.site import Site
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)
@@ -108,3 +114,28 @@ def test_activations_of_open_microbatches_count() -> None:
     assert all_ == seven  # nothing is computed again, which would need the room of one more
     last = PipelineLoad((plan_of(STAGED)[3],), 8, 8)
     assert need_of(STAGED, StageRange(3, 4), room(9_000), last).device.activations == none  # both passes in one job
+
+
+def test_a_site_divides_only_a_stage_that_fits_no_device() -> None:
+    """`site_mode` auto: replicate where one device can hold the stage, else shard; an owner may choose either."""
+    run = replace(STAGED, stage_count=1, batch_size=1)
+    whole = StageRange(0, 1)
+    need = need_of(run, whole, HardwareBudget(64_000, "cuda", None, 1e9), None).device_bytes // MEGABYTE
+    large, small = (HardwareBudget(64_000, "cuda", mb, 1e9, 4) for mb in (need + 1, need - 1))
+    assert site_mode(run, whole, large) == "replicate"
+    assert site_mode(run, whole, small) == "shard"
+    assert site_mode(run, whole, replace(small, ranks=1)) == "replicate"
+    assert site_mode(run, whole, replace(large, site_mode="shard")) == "shard"
+    assert windows_of(run, small, None) == (whole,)
+    with pytest.raises(TooLittleMemoryError):
+        windows_of(run, replace(small, site_mode="replicate"), None)
+    muon = replace(run, inner=replace(run.inner, optimizer="muon"))
+    assert site_mode(muon, whole, replace(small, device_tier_mb=1000)) == "replicate"
+
+
+def test_a_run_with_muon_is_not_divided() -> None:
+    site = Site(SitePlan(2), 2, "cpu", threads=1)
+    choose_mode(site, STAGED, "shard")
+    assert site.is_sharded
+    with pytest.raises(UsageError, match="needs whole matrices"):
+        choose_mode(site, replace(STAGED, inner=replace(STAGED.inner, optimizer="muon")), "shard")

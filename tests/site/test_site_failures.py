@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,21 @@ import torch
 import trio
 
 from neuroshard.cli.failures import ExitCode, exit_code
+from neuroshard.consensus.group_rounds import GroupRounds
 from neuroshard.errors import SiteRestartError
+from neuroshard.network import InMemoryNetwork
+from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.site.meeting_folder import remove_abandoned_folders
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.rank_processes import end_words, rank_environment
 from neuroshard.training.site.site import Site
 from neuroshard.training.stage_checkpoint import build_stage
 from neuroshard.training.trainer import Trainer
 from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_trainer
+from tests.worlds.trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 pytestmark = [
     pytest.mark.process,
@@ -42,9 +48,10 @@ SECONDS = 60
 
 
 @contextmanager
-def training(folder: Path, timeout_seconds: float = 30) -> Iterator[tuple[Site, Trainer]]:
+def training(folder: Path, timeout_seconds: float = 30, *, mode: str = "replicate") -> Iterator[tuple[Site, Trainer]]:
     site = Site(SitePlan(2), 2, "cpu", threads=1, timeout_seconds=timeout_seconds)
     site.begin()
+    site.is_sharded = mode == "shard"
     compute = ComputeThread(1, wave=site)
     try:
         stage = compute.submit(
@@ -98,6 +105,44 @@ def test_training_goes_on_after_a_rank_has_failed(
     assert not psutil.pid_exists(pids[0])
 
 
+def test_a_divided_stage_continues_from_its_newest_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rank takes its part of the weights with it: the stage goes back, and no save sees a lost tensor."""
+    caplog.set_level(logging.WARNING)
+    with training(tmp_path, mode="shard") as (site, trainer):
+        saved = list[int]()
+
+        async def strike() -> None:
+            await steps_reach(trainer, 3)
+            await trainer.save_now()
+            saved.append(CheckpointStore(tmp_path).generations()[0].step)
+            await steps_reach(trainer, saved[0] + 4)
+            os.kill(site.pids[1], signal.SIGKILL)
+            while site.incarnation == 1 or trainer.steps >= saved[0] + 4:
+                await anyio.sleep(0.002)
+            await steps_reach(trainer, saved[0] + 6)
+            trainer.stop()
+
+        run(trainer, strike, None)
+        assert site.incarnation == 2
+    assert "The site has failed: rank 1 ended: signal 9. Its ranks start again." in caplog.messages
+    assert f"The checkpoint of step {saved[0]} was restored." in caplog.messages
+    newest = CheckpointStore(tmp_path).generations()[0]
+    assert newest.step >= saved[0] + 6
+    with training(tmp_path, mode="replicate") as (_, again):  # the file has the state of both ranks
+        assert again.steps == newest.step
+        run(again, partial(steps_reach, again, newest.step + 1), newest.step + 1)
+
+
+def test_a_divided_stage_has_a_checkpoint_before_its_first_step(tmp_path: Path) -> None:
+    with training(tmp_path, mode="shard") as (_, trainer):
+
+        async def look() -> None:
+            await steps_reach(trainer, 1)
+            assert 0 in [generation.step for generation in CheckpointStore(tmp_path).generations()]
+
+        run(trainer, look, 1)
+
+
 def test_the_restarted_rank_has_the_weights_of_the_node(tmp_path: Path) -> None:
     """After the failure, the loss of a microbatch is that of rank 0's weights on both ranks."""
     with training(tmp_path) as (site, trainer):
@@ -117,6 +162,58 @@ def test_the_restarted_rank_has_the_weights_of_the_node(tmp_path: Path) -> None:
         jobs = [compute.submit(lambda: executor.loss_pass(shapes, INPUTS[:4], LABELS[:4])) for _ in range(2)]
         here, there = (job.result(SECONDS).loss_sum for job in jobs)
         assert here.item() == there.item()
+
+
+@pytest.mark.parametrize("mode", ["replicate", "shard"])
+def test_no_round_waits_for_a_node_whose_ranks_start_again(mode: str, tmp_path: Path) -> None:
+    """The node with the site leaves the rounds while a rank restarts. Afterwards both agree on new states again."""
+    site = Site(SitePlan(2), 2, "cpu", threads=1, timeout_seconds=30)
+    site.begin()
+    site.is_sharded = mode == "shard"
+    computes = ComputeThread(1, wave=site), ComputeThread(1)
+    seen, rounds = list[tuple[bool, bool]](), list[int]()
+
+    async def strike(group: GroupRounds, control: Control, nodes: list[Node]) -> None:
+        while not nodes[0].anchors:
+            await anyio.sleep(0.01)
+        await nodes[0].trainer.save_now()  # a divided stage goes back to it
+        os.kill(site.pids[1], signal.SIGKILL)
+        while not control.restarting:
+            await anyio.sleep(0.001)
+        while control.restarting:
+            seen.append((group.replica_status().is_ready, group.in_round))
+            await anyio.sleep(0.01)
+        rounds.append(len(nodes[1].anchors))
+
+    async def main() -> None:
+        with InMemoryNetwork() as network, anyio.fail_after(3 * SECONDS):
+            nodes = [
+                node_of(compute, tmp_path, name, network, shard, parameters=replace(TOGETHER, genesis=PINS), site=ranks)
+                for shard, (compute, name, ranks) in enumerate(zip(computes, NAMES, (site, None), strict=True))
+            ]
+            held = nodes[0].trainer.parts.stages[0]
+            assert held.group is not None
+
+            def have_met() -> bool:
+                new = nodes[1].anchors[rounds[0] + 1 :] if rounds else []
+                return any(torch.equal(nodes[0].anchors[-1], anchor) for anchor in new) or must_download()
+
+            def must_download() -> bool:
+                """Whether the other node has completed a round since the checkpoint of a divided stage."""
+                return mode == "shard" and held.group is not None and held.group.must_follow.is_set()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(strike, held.group, held.control, nodes)
+                await trained_until(have_met, nodes)
+
+    try:
+        trio.run(main)
+    finally:
+        for compute in computes:
+            compute.close()
+        site.close()
+    assert site.incarnation == 2
+    assert set(seen) == {(False, False)}
 
 
 def test_the_fourth_failure_pauses_with_the_reason(tmp_path: Path) -> None:
@@ -142,7 +239,8 @@ def test_the_fourth_failure_pauses_with_the_reason(tmp_path: Path) -> None:
         assert site.incarnation == 5
 
 
-def test_ranks_end_within_five_seconds_of_rank_0() -> None:
+def test_ranks_end_within_five_seconds_of_rank_0(tmp_path: Path) -> None:
+    """Killed, rank 0 leaves its folder behind; the next start removes it, and no folder of a node that runs."""
     program = (
         "import time\n"
         "from neuroshard.training.site.plan import SitePlan\n"
@@ -152,20 +250,46 @@ def test_ranks_end_within_five_seconds_of_rank_0() -> None:
         "print(*site.pids.values(), flush=True)\n"
         "time.sleep(600)\n"
     )
-    node = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    node = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert node.stdout is not None
         pids = [int(pid) for pid in node.stdout.readline().split()]
         assert len(pids) == 2
         ranks = [psutil.Process(pid) for pid in pids]
+        (folder,) = tmp_path.glob("neuroshard-site-*")
+        remove_abandoned_folders(tmp_path)
+        assert folder.exists()
         node.kill()
         gone, alive = psutil.wait_procs(ranks, timeout=5)
         assert (len(gone), alive) == (2, [])
+        node.wait()
+        assert folder.exists()
+        remove_abandoned_folders(tmp_path)
+        assert not folder.exists()
     finally:
         node.kill()
         node.wait()
         if node.stdout is not None:
             node.stdout.close()
+
+
+def test_a_folder_with_a_number_stays_only_while_its_process_lives(tmp_path: Path) -> None:
+    own, reused, old, other = (
+        tmp_path / name
+        for name in (
+            f"neuroshard-site-{os.getpid()}-a",
+            f"neuroshard-site-{os.getpid()}-b",
+            "neuroshard-site-x1y2",
+            "else",
+        )
+    )
+    for folder in (own, reused, old, other):
+        folder.mkdir()
+    born = psutil.Process().create_time()
+    os.utime(reused, (born - 1000, born - 1000))  # made by an earlier process of this number
+    remove_abandoned_folders(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, old.name, other.name}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")

@@ -154,18 +154,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.process
-def test_two_processes_of_a_launcher_are_one_node(tmp_path: Path) -> None:
-    """Both get one command line and torchrun's variables; rank 0 becomes the node, and rank 1 ends cleanly with it."""
-    (tmp_path / "text").mkdir()
+def launched(folder: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """Two processes with one command line and torchrun's variables."""
+    (folder / "text").mkdir()
     for number in range(4):
-        (tmp_path / f"text/{number}.txt").write_text(f"Line {number} of a text about ranks. " * 4000)
-    options = ["--headless", "--port", "0", "--data-dir", str(tmp_path / "node"), "--text", str(tmp_path / "text")]
-    node = ["demo", "--site", "auto", "--device", "cpu", "--cpu-threads", "1", "--steps", "3"]
+        (folder / f"text/{number}.txt").write_text(f"Line {number} of a text about ranks. " * 4000)
+    paths = ["--headless", "--port", "0", "--data-dir", str(folder / "node"), "--text", str(folder / "text")]
+    node = ["demo", "--site", "auto", "--device", "cpu", "--cpu-threads", "1"]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = [
+    return [
         subprocess.Popen(
-            [sys.executable, "-m", "neuroshard", *node, *options],
+            [sys.executable, "-m", "neuroshard", *node, *paths, *options],
             env=os.environ | common | {"RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -173,6 +172,12 @@ def test_two_processes_of_a_launcher_are_one_node(tmp_path: Path) -> None:
         )
         for rank in ("0", "1")
     ]
+
+
+@pytest.mark.process
+def test_two_processes_of_a_launcher_are_one_node(tmp_path: Path) -> None:
+    """Rank 0 becomes the node, and rank 1 ends cleanly with it."""
+    processes = launched(tmp_path, "--steps", "3")
     try:
         shown = [process.communicate(timeout=200)[0] for process in processes]
     finally:
@@ -182,6 +187,37 @@ def test_two_processes_of_a_launcher_are_one_node(tmp_path: Path) -> None:
     assert "This node computes on 2 ranks (cpu)." in shown[0]
     assert "steps          3" in shown[0]
     assert shown[1] == ""  # no node, no dashboard, no data folder
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("killed", "words"),
+    [
+        (1, "The launcher must start all ranks again."),
+        (0, "Rank 1 has lost rank 0: the connection has ended.\n  Start all ranks again."),
+    ],
+)
+def test_the_end_of_a_launched_rank_ends_the_other_with_exit_code_7(killed: int, words: str, tmp_path: Path) -> None:
+    """The launcher sees the code and starts all ranks again; rank 0 has saved its state before."""
+    processes = launched(tmp_path)
+    try:
+        output = processes[0].stdout
+        assert output is not None
+        assert any("This node computes on 2 ranks (cpu)." in line for line in output)  # at the end of the output: False
+        processes[killed].kill()
+        shown = processes[1 - killed].communicate(timeout=200)[0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+    assert processes[1 - killed].returncode == 7, shown
+    assert words in shown
+    assert "Traceback" not in shown
+    saved = list((tmp_path / "node").rglob("step-*.json"))
+    assert bool(saved) == (killed == 1)
 
 
 @pytest.mark.process

@@ -13,7 +13,6 @@ from test_averaging_trainers import AVERAGING
 from torch import Tensor
 
 from neuroshard.consensus.sync_strategies import Abandoned, Agreed, Outcome, UnderWay
-from neuroshard.model.weights import flatten
 from neuroshard.optim.schedule import learning_rate_at
 from neuroshard.pipeline.executor import ComputeThread, StepResult
 from neuroshard.state.outer_state import state_root
@@ -111,7 +110,7 @@ def test_both_phases_use_the_work_up_and_leave_what_was_lost(sync: GradientSync)
     assert sync.residual is not None
     assert (sync.progress.sequences, sync.state.outer_step) == (0, 2)
     assert not torch.equal(sync.state.anchor, before)
-    assert torch.equal(flatten(sync._model), sync.state.anchor)
+    assert torch.equal(sync._executor.vector(), sync.state.anchor)
 
 
 def test_what_was_gathered_after_a_contribution_that_counts_late_stays(sync: GradientSync) -> None:

@@ -12,11 +12,10 @@ from test_long_pause import CountingFeed
 from trio.testing import wait_all_tasks_blocked
 
 from neuroshard.errors import StorageError
-from neuroshard.pipeline.executor import ComputeThread
+from neuroshard.pipeline.executor import ComputeThread, StageExecutor
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.board import Generate, GenerationSummary
 from neuroshard.status.snapshot import CheckpointGeneration
-from neuroshard.training import stage_checkpoint
 from neuroshard.training.stage_checkpoint import Restored, Saver
 from neuroshard.training.text_generation import TextGenerator
 from neuroshard.training.trainer import Trainer
@@ -132,7 +131,7 @@ def test_a_load_that_fails_in_the_middle_leaves_the_checkpoint_as_it_was(
             nursery.start_soon(trainer.run)
             await dropped_after(trainer, 3)
             steps.append(trainer.steps)
-            monkeypatch.setattr(stage_checkpoint, "load_stage_tensors", fails)
+            monkeypatch.setattr(StageExecutor, "load_tensors", fails)
             # without this, a save would find the present state on the disk, whatever the stage holds
             monkeypatch.setattr(Saver, "_on_disk", lambda *_: None)
             trainer.resume()

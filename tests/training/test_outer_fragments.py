@@ -35,7 +35,7 @@ from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.training.outer_sync import OuterSync
 from neuroshard.types import LayerRange
 from tests.worlds.replicas import MeetingPlace
-from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, state_digest, train
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, executor_around, state_digest, train
 
 STAGES = (LayerRange(0, 3), LayerRange(1, 2))  # the whole model, and a layer of a pipeline
 PARTS: tuple[StrategyName, ...] = ("sparta", "streaming")
@@ -50,7 +50,7 @@ def model_of(layers: LayerRange = STAGES[0]) -> StageModel:
 def sync_of(compute: ComputeThread, model: StageModel, parameters: OuterOptimization) -> OuterSync:
     return OuterSync(
         compute=compute,
-        model=model,
+        executor=executor_around(model),
         versions=lambda _: replace(PARAMETERS, outer=parameters),
         state=fresh_outer_state(flatten(model)),
     )

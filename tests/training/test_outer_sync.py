@@ -27,7 +27,7 @@ from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.outer_state import state_root
 from neuroshard.training.outer_sync import OuterSync
 from tests.worlds.replicas import MeetingPlace
-from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS
+from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, executor_around
 
 
 def model_of(seed: int = 1) -> StageModel:
@@ -51,7 +51,7 @@ def sync_of(
 ) -> OuterSync:
     return OuterSync(
         compute=compute,
-        model=model,
+        executor=executor_around(model),
         versions=lambda _: replace(PARAMETERS, outer=parameters),
         state=replace(fresh_outer_state(flatten(model)), line=line),
     )
@@ -374,7 +374,7 @@ def test_the_interval_is_shown_with_its_reason(compute: ComputeThread) -> None:
         return Agreed(contribution, 3, work=CertifiedWork(8))
 
     outer = sync_of(compute, model_of(), OuterOptimization(50), line=LineProgress(4 * 18))
-    move(outer._model, 1)
+    move(outer._executor.model, 1)
     outer.after_step(8)
     assert trio.run(outer.run_round, exchange, 0.0)
     status = outer.status()

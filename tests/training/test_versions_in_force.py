@@ -20,7 +20,16 @@ from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.parts import TrainerParts
 from neuroshard.training.trainer import Trainer
 from tests.worlds.replicas import MeetingPlace
-from tests.worlds.stages import ARCHITECTURE, IDENTITY, PARAMETERS, make_replica, make_stage, make_trainer, state_digest
+from tests.worlds.stages import (
+    ARCHITECTURE,
+    IDENTITY,
+    PARAMETERS,
+    executor_around,
+    make_replica,
+    make_stage,
+    make_trainer,
+    state_digest,
+)
 
 INNER_STEPS = 3
 FIRST = replace(PARAMETERS, outer=replace(PARAMETERS.outer, inner_steps=INNER_STEPS))
@@ -96,7 +105,7 @@ def test_rounds_use_what_holds_at_their_outer_step(compute: ComputeThread) -> No
     nodes = [
         OuterSync(
             compute=compute,
-            model=model,
+            executor=executor_around(model),
             versions=lambda outer_step: replace(FIRST, outer=at(outer_step)),
             state=replace(fresh_outer_state(flatten(model)), line=LineProgress(4 * 300)),
         )

@@ -219,6 +219,10 @@ class SimulatedReplica:
         return self
 
     @property
+    def restarting(self) -> int:
+        return 0
+
+    @property
     def must_hold(self) -> str | None:
         return None if self.may_take_part else "It is told to."
 

@@ -46,6 +46,7 @@ from neuroshard.status.data import DataStatus
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.parts import DriverParts, TrainerParts
 from neuroshard.training.record import StageIdentity
+from neuroshard.training.site.site import Site
 from neuroshard.training.stage_checkpoint import Stage, build_stage
 from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.text_generation import SLICE_SECONDS, LocalInferenceSession, TextGenerator, allowed_ids
@@ -168,11 +169,14 @@ def make_stage(
     parameters: RunParameters = PARAMETERS,
     identity: StageIdentity = IDENTITY,
     policy: CheckpointPolicy = CheckpointPolicy(every_steps=10, min_seconds=1e9),  # noqa: B008 - frozen
+    *,
+    site: Site | None = None,
 ) -> Stage:
     """Built on the compute thread, restored when the folder holds a checkpoint."""
     store = CheckpointStore(folder)
+    cpu, fp32 = torch.device("cpu"), Precision.FP32
     return compute.submit(
-        lambda: build_stage(parameters, identity, torch.device("cpu"), store, policy=policy, precision=Precision.FP32)
+        lambda: build_stage(parameters, identity, cpu, store, policy=policy, precision=fp32, site=site)
     ).result()
 
 
@@ -243,6 +247,11 @@ def executor_of(start: int, stop: int, architecture: Architecture = ARCHITECTURE
     initialise(model, SEED)
     optimizer = make_inner_optimizer(model, PARAMETERS.inner)
     return StageExecutor(model, optimizer, torch.device("cpu"))
+
+
+def executor_around(model: StageModel) -> StageExecutor:
+    """An executor of a model that a test also reads and writes itself."""
+    return StageExecutor(model, make_inner_optimizer(model, PARAMETERS.inner), torch.device("cpu"))
 
 
 def service_of(

@@ -24,7 +24,6 @@ from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
 from neuroshard.consensus.sync_strategies import RunRound
 from neuroshard.consensus.vote_log import FileVoteLog
 from neuroshard.identity.node_revocations import RevokedPairs
-from neuroshard.model.weights import flatten
 from neuroshard.network import InMemoryNetwork
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread
@@ -34,6 +33,7 @@ from neuroshard.state.download import ReplicaClient
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.status.rounds import MemberPart
 from neuroshard.training.parts import DriverParts, TrainerParts
+from neuroshard.training.site.site import Site
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.training.stage_replica import StageReplica
 from neuroshard.training.trainer import Trainer
@@ -151,8 +151,9 @@ def node_of(
     *,
     parameters: RunParameters = TOGETHER,
     batch_seconds: float = 0.0,
+    site: Site | None = None,
 ) -> Node:
-    """A node whose feed takes `batch_seconds` for a batch."""
+    """A node whose feed takes `batch_seconds` for a batch. With a `site`, its ranks compute."""
     identity = replace(IDENTITY, node_id=name, wallet_id=IDENTITIES[name].wallet_id)
     cuts = CUTS if parameters.stage_count > 1 else (CUTS[0], CUTS[-1])
     transport, donor, door = network.join(name), SnapshotServer(lambda node: node in NAMES), RoundRequestHandlers()
@@ -160,7 +161,7 @@ def node_of(
     held = list[StageReplica]()
     for number, layers in enumerate(LayerRange(*cut) for cut in pairwise(cuts)):
         known = replace(identity, layers=layers)
-        stage = make_stage(compute, folder / name / str(number), parameters, known)
+        stage = make_stage(compute, folder / name / str(number), parameters, known, site=site)
         around = RoundDependencies(
             BothNodes(name),
             ReplicaClient(transport),
@@ -190,14 +191,14 @@ def node_of(
 
 def note_rounds(noted: Noted, held: StageReplica) -> None:
     """Remember what the stage holds after each round."""
-    outer, model, run_round = held.outer, held.executor.model, held.outer.run_round
+    outer, executor, run_round = held.outer, held.executor, held.outer.run_round
 
     async def note(exchange: RunRound, now: float) -> bool:
         completed = await run_round(exchange, now)
         if completed:
             noted.anchors.append(outer.state.anchor)
             noted.scheduled.append(outer.state.line.sequences)
-            noted.weights.append(await held.service.compute.run(lambda: flatten(model).clone()))
+            noted.weights.append(await held.service.compute.run(executor.vector))
         return completed
 
     outer.run_round = note  # type: ignore[method-assign]

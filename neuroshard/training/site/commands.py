@@ -7,8 +7,13 @@ its `Done`, so that rank 0 notices a rank that has ended or hangs.
 | --- | --- | --- |
 | `BuildStage`, `MoveTensors`, `ForgetStages` | - | `Done` |
 | `TakeWeights` | the tensors, to all ranks | `Done` |
+| `ReadRows` | - | this rank's rows of each tensor, without `Done` |
+| `WriteRows` | a rank's rows of each tensor, to this rank | `Done` |
 | `RunPass` | a rank's inputs, labels or gradient, to this rank | `Done` with the tensors of the result |
 | `AddGradients` | which gradients exist, then all ranks add them, then `ApplyGradients` | `Done`, before the sum |
+
+In mode `shard`, all ranks run each `RunPass`, those without a microbatch for nothing. The passes add the gradients, and
+`AddGradients` only adds their squares. Only this mode has rows to read and write.
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ class Movement(StrEnum):
     DROP = "drop"
     ALLOCATE = "allocate"
     ZERO = "zero"  # of the gradients
+    ASIDE = "aside"  # keep the weights while others are used
+    BACK = "back"
 
 
 class TensorForm(Struct, frozen=True):
@@ -53,6 +60,7 @@ class BuildStage(Struct, frozen=True, tag="build"):
     parameters: bytes  # of the run, as JSON
     layers: tuple[int, int]
     compile: str
+    is_sharded: bool = False
 
 
 class TakeWeights(Struct, frozen=True, tag="weights"):
@@ -60,6 +68,20 @@ class TakeWeights(Struct, frozen=True, tag="weights"):
 
     stage: int
     with_moments: bool
+
+
+class ReadRows(Struct, frozen=True, tag="read"):
+    """Send this rank's rows of some tensors of a stage that is divided among the ranks."""
+
+    stage: int
+    names: tuple[str, ...]
+
+
+class WriteRows(Struct, frozen=True, tag="write"):
+    """Take over this rank's rows of some tensors."""
+
+    stage: int
+    names: tuple[str, ...]
 
 
 class RunPass(Struct, frozen=True, tag="pass"):
@@ -107,7 +129,9 @@ class ApplyGradients(Struct, frozen=True, tag="apply"):
     grad_norm: float = 0.0  # of the mean gradient, before clipping
 
 
-Command = BuildStage | TakeWeights | RunPass | AddGradients | MoveTensors | ForgetStages | EndSite
+Command = (
+    BuildStage | TakeWeights | ReadRows | WriteRows | RunPass | AddGradients | MoveTensors | ForgetStages | EndSite
+)
 
 
 class Done(Struct, frozen=True):

@@ -200,9 +200,15 @@ class ProcessGroup:
         try:
             return transfer()
         except RuntimeError as error:  # all errors of torch.distributed
-            late = any(words in str(error).lower() for words in ("timed out", "timeout"))
-            reason = f"no answer for {self._timeout_seconds:g} s" if late else "the connection has ended"
-            raise LostRankError(rank, reason, is_late=late) from error
+            raise self.lost(error, rank) from error
+
+    def lost(self, error: RuntimeError, rank: int | None = None) -> LostRankError:
+        """The meaning of an error of torch.distributed, or of a pass in which all ranks take part."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return LostRankError(self.rank, "out of memory", is_late=True)
+        late = any(words in str(error).lower() for words in ("timed out", "timeout"))
+        reason = f"no answer for {self._timeout_seconds:g} s" if late else "the connection has ended"
+        return LostRankError(rank, reason, is_late=late)
 
     def close(self) -> None:
         """End the group. Transfers of other threads fail."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -20,12 +20,15 @@ from neuroshard.errors import SiteRestartError, UsageError
 from neuroshard.pipeline.executor import PassResult, Precision
 from neuroshard.pipeline.microbatch import SiteFailedError
 from neuroshard.training.site.commands import Command, Done, EndSite, ForgetStages, PassKind, RunPass, to_message
+from neuroshard.training.site.meeting_folder import make_meeting_folder
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.process_group import LostRankError, ProcessGroup, form_of, meet
 from neuroshard.training.site.rank_processes import RankProcesses, RankStart
 from neuroshard.training.site.worker import rank_facts
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WAVE_SECONDS = 0.02  # a pass waits this long for others
 MEETING_SECONDS = 120.0
@@ -35,6 +38,15 @@ MOST_RESTARTS, RESTART_SECONDS = 3, 600.0
 
 class LocalPart(Protocol):
     """The part of a stage that rank 0 computes itself."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether all ranks take part in each pass."""
+        ...
+
+    def idle(self, operation: PassKind) -> PassResult:
+        """Take part in a pass without a microbatch."""
+        ...
 
     def prepare(self) -> None:
         """Bring the other ranks to the weights of rank 0."""
@@ -88,6 +100,7 @@ class Site:
         self.width = width
         self.device = device
         self.compilation = compilation  # the setting `compile`
+        self.is_sharded = False  # whether the next stages divide their tensors among the ranks
         self.failure = ""  # of a rank, without a full stop; "" while all work
         self.incarnation = 0  # number of the present start of the ranks
         self.numbers = count(1)  # of microbatches and stages
@@ -120,7 +133,7 @@ class Site:
         facts = rank_facts(self.width, self.device)
         try:
             if not self._plan.is_launched:
-                self._folder = Path(tempfile.mkdtemp(prefix="neuroshard-site-"))  # only this user can open it
+                self._folder = make_meeting_folder()
                 self._processes = RankProcesses(self._starts(self._folder), self._note_end)
             store = meet(self._plan, facts, self._folder, MEETING_SECONDS, self._check_ended)
             self._group = ProcessGroup(self._plan, facts, store, self._timeout_seconds)
@@ -251,13 +264,28 @@ class Site:
         with self._failing():
             for rank, part in others:
                 group.send_tensors(part.tensors, rank)
-        if (own := wave[0]) is not None:
-            self._run_own(own)
+        if owner.is_sharded:
+            self.run_with_all(partial(owner.idle, kind.operation) if wave[0] is None else wave[0].here, wave[0])
+        elif wave[0] is not None:
+            self._run_own(wave[0])
         for rank, part in others:
             with self._failing():
                 done = group.receive(rank, Done)
                 tensors = group.receive_tensors(done.tensors, rank)
             part.result.set_result(owner.take(part, rank, done, tensors))
+
+    def run_with_all(self, work: Callable[[], T], part: PassPart | None = None) -> T:
+        """Run rank 0's part of a pass of all ranks. An error leaves the others waiting, so the site has failed."""
+        group = self._present()
+        try:
+            result = work()
+        except RuntimeError as error:
+            raise self.note_lost(group.lost(error)) from error
+        except LostRankError as error:
+            raise self.note_lost(error) from error
+        if part is not None and isinstance(result, PassResult):
+            part.result.set_result(result)
+        return result
 
     @staticmethod
     def _run_own(part: PassPart) -> None:
@@ -280,6 +308,11 @@ class Site:
         with self._failing():
             group.command(to_message(command))
         return self.answers() if is_answered else []
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The process group. Raises SiteFailedError after a failure."""
+        return self._present()
 
     def answers(self) -> list[Done]:
         """Wait for an answer of each rank. Raises SiteFailedError."""

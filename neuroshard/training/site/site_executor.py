@@ -5,8 +5,9 @@ Rank 0 has the weights and moments of the node, and a whole `StageExecutor`. The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from weakref import finalize
@@ -18,6 +19,7 @@ from torch import Tensor
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.identity.run_parameters import run_parameters_to_json
 from neuroshard.model.transformer import KeyValueCache, StageModel
+from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.executor import OpenMicrobatch, PassResult, Precision, StageExecutor, StepResult
 from neuroshard.pipeline.microbatch import SiteFailedError
 from neuroshard.pipeline.tensor_checks import StageShapes
@@ -64,16 +66,16 @@ class SiteExecutor:
         finalize(self, site.forgotten_stages.append, self.stage)
 
     @property
+    def is_sharded(self) -> bool:
+        return self._own.is_sharded
+
+    @property
     def width(self) -> int:
         return self._site.width
 
     @property
     def model(self) -> StageModel:
         return self._own.model
-
-    @property
-    def optimizer(self) -> torch.optim.AdamW:
-        return self._own.optimizer
 
     @property
     def precision(self) -> Precision:
@@ -133,11 +135,8 @@ class SiteExecutor:
     def prepare(self) -> None:
         """Give the other ranks the stage, and the weights and moments that have changed since their last pass."""
         site = self._site
-        if self._built_in != site.incarnation:
-            json = msgspec.json.encode(run_parameters_to_json(self._parameters))
-            layers = self.model.layer_range
-            site.command(BuildStage(self.stage, json, (layers.start, layers.stop), site.compilation))
-            self._built_in, self._shared = site.incarnation, None
+        if self._build_on_ranks():
+            self._shared = None
         moments = self._moments
         if self._shared != self.weights or self._shared_moments != moments:
             with_moments = self._shared is None or self._shared_moments != moments
@@ -147,10 +146,25 @@ class SiteExecutor:
             site.answers()
             self._note_shared()
 
+    def _build_on_ranks(self) -> bool:
+        """Build the stage on the other ranks; return whether they had none since their present start."""
+        site = self._site
+        if self._built_in == site.incarnation:
+            return False
+        json = msgspec.json.encode(run_parameters_to_json(self._parameters))
+        layers = (self.model.layer_range.start, self.model.layer_range.stop)
+        site.command(BuildStage(self.stage, json, layers, site.compilation, self.is_sharded))
+        self._built_in = site.incarnation
+        return True
+
+    def idle(self, operation: PassKind) -> PassResult:
+        """Compute nothing: only in mode `shard` do all ranks take part in a pass."""
+        return PassResult()
+
     @property
     def _moments(self) -> tuple[object, ...]:
         """Token that compares equal while nothing but an optimizer step has changed the moments."""
-        tensors = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        tensors = [tensor for state in self._own.optimizer.state.values() for tensor in state.values()]
         return tuple(tensor._version for tensor in tensors)
 
     def _note_shared(self) -> None:
@@ -241,7 +255,22 @@ class SiteExecutor:
         self._complete_in = self._site.incarnation if not obstacle else 0
         return obstacle
 
-    # Movement of the tensors
+    # The tensors: those of rank 0, which the others take over before their next pass
+
+    def vector(self, out: Tensor | None = None) -> Tensor:
+        return self._own.vector(out)
+
+    def load_vector(self, vector: Tensor) -> None:
+        self._own.load_vector(vector)
+
+    def other_weights(self, vector: Tensor) -> AbstractContextManager[None]:
+        return self._own.other_weights(vector)
+
+    def tensors(self, outer: OuterState) -> Mapping[str, Tensor]:
+        return self._own.tensors(outer)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._own.load_tensors(tensors)
 
     def suspend(self) -> None:
         self._own.suspend()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import nan
 from pathlib import Path
 from threading import Thread
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +42,10 @@ from neuroshard.training.site.commands import (
     MoveTensors,
     PassKind,
     RankFacts,
+    ReadRows,
     RunPass,
     TakeWeights,
+    WriteRows,
     decode_apply,
     decode_command,
     to_message,
@@ -50,8 +53,11 @@ from neuroshard.training.site.commands import (
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.process_group import LostRankError, ProcessGroup, form_of, meet
 from neuroshard.training.site.rank_processes import REASON, RankStart
+from neuroshard.training.site.shard_executor import ShardExecutor
 from neuroshard.training.site.stage_sums import add_gradients, gradient_mask, held_tensors
 from neuroshard.types import LayerRange
+
+T = TypeVar("T")
 
 LARGEST_BATCH = 1 << 20  # rank 0 has checked the shapes of its microbatches
 MEETING_SECONDS = 120.0
@@ -79,6 +85,11 @@ class Rank:
                 self._build(command)
             case TakeWeights():
                 self._group.share(held_tensors(self._stages[command.stage], with_moments=command.with_moments))
+            case ReadRows():
+                self._send_rows(self._shard(command.stage), command)
+                return
+            case WriteRows():
+                self._take_rows(self._shard(command.stage), command)
             case RunPass():
                 self._pass(command)
                 return
@@ -86,7 +97,7 @@ class Rank:
                 self._add_gradients(self._stages[command.stage])
                 return
             case MoveTensors():
-                self._move(self._stages[command.stage], command.movement)
+                self._move(command, self._stages[command.stage])
             case ForgetStages():
                 for stage in command.stages:
                     self._stages.pop(stage, None)
@@ -96,6 +107,10 @@ class Rank:
 
     def _build(self, command: BuildStage) -> None:
         parameters = run_parameters_from_json(json_decoder(object).decode(command.parameters))
+        if command.is_sharded:
+            layers = LayerRange(*command.layers)
+            self._stages[command.stage] = ShardExecutor(parameters, layers, self._device, self._group)
+            return
         model = StageModel(parameters.architecture, LayerRange(*command.layers), subspace_of(parameters))
         model.to(self._device)
         wanted = cast("Literal['auto', 'off']", command.compile)
@@ -103,17 +118,37 @@ class Rank:
         optimizer = make_inner_optimizer(model, parameters.inner)
         self._stages[command.stage] = StageExecutor(model, optimizer, self._device, compilation=self._compilation)
 
+    def _shard(self, stage: int) -> ShardExecutor:
+        executor = self._stages[stage]
+        if not isinstance(executor, ShardExecutor):
+            raise TypeError(f"stage {stage} is not divided among the ranks")
+        return executor
+
+    def _send_rows(self, executor: ShardExecutor, command: ReadRows) -> None:
+        for name in command.names:
+            if (part := executor.part(name)).numel():
+                self._group.send_tensors([part], 0)
+
+    def _take_rows(self, executor: ShardExecutor, command: WriteRows) -> None:
+        for name in command.names:
+            if (part := executor.part(name)).numel():
+                (rows,) = self._group.receive_tensors([form_of(part)], 0)
+                part.copy_(required(rows))
+
     def _pass(self, command: RunPass) -> None:
-        """Run this rank's part of a wave, if it has one, and send the result."""
+        """Run this rank's part of a wave and send the result. Without a microbatch there is none to send."""
         for microbatch in command.forgotten:
             self._opened.pop(microbatch, None)
         microbatch = command.microbatches[self._group.rank]
-        if microbatch == 0:
-            return
         executor = self._stages[command.stage]
         executor.precision = Precision(command.precision)
+        if microbatch == 0:
+            if isinstance(executor, ShardExecutor):
+                self._with_all(partial(executor.idle, command.operation))
+            return
         tensors = self._group.receive_tensors(command.tensors, 0)
-        result = self._computed(executor, command, microbatch, tensors)
+        compute = partial(self._computed, executor, command, microbatch, tensors)
+        result = self._with_all(compute) if isinstance(executor, ShardExecutor) else compute()
         if result.opened is not None:
             self._opened[microbatch] = result.opened
         loss = nan if result.loss_sum is None else result.loss_sum.item()
@@ -122,28 +157,36 @@ class Rank:
         self._group.send(to_message(Done(self._group.number, values, tensors=tuple(map(form_of, sent)))), 0)
         self._group.send_tensors(sent, 0)
 
+    def _with_all(self, work: Callable[[], T]) -> T:
+        """Run a pass in which all ranks take part. Raises LostRankError if another one has ended."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise self._group.lost(error) from error
+
     def _computed(
         self, executor: StageExecutor, command: RunPass, microbatch: int, tensors: Sequence[Tensor | None]
     ) -> PassResult:
-        first = tensors[0]
-        if first is None:
-            raise ValueError("a pass needs a tensor")
+        first = required(tensors[0])
         shapes = StageShapes.of(executor.model, LARGEST_BATCH)
         match command.operation:
             case PassKind.FORWARD:
                 return executor.forward_pass(shapes, first, keeps_graph=command.keeps_graph, ids=tensors[2])
             case PassKind.LOSS:
-                labels = tensors[1]
-                if labels is None:
-                    raise ValueError("a loss needs labels")
-                return executor.loss_pass(shapes, first, labels, tensors[2])
+                return executor.loss_pass(shapes, first, required(tensors[1]), tensors[2])
             case PassKind.BACKWARD:
                 return executor.backward_pass(self._opened.pop(microbatch), first)
 
     def _add_gradients(self, executor: StageExecutor) -> None:
         """Add the gradients of all ranks and make the step of rank 0."""
         self._group.send(to_message(Done(self._group.number, present=gradient_mask(executor.model))), 0)
-        add_gradients(self._group, executor.model, self._group.send_all(b""))
+        mask = self._group.send_all(b"")
+        if isinstance(executor, ShardExecutor):
+            executor.add_squares()
+        else:
+            add_gradients(self._group, executor.model, mask)
         applied = decode_apply(self._group.send_all(b""))
         if applied.is_step:
             self._step(executor, applied)
@@ -161,8 +204,8 @@ class Rank:
         if executor.compilation.is_waiting:
             executor.compilation.begin(executor.model.first_block)
 
-    def _move(self, executor: StageExecutor, movement: Movement) -> None:
-        match movement:
+    def _move(self, command: MoveTensors, executor: StageExecutor) -> None:
+        match command.movement:
             case Movement.SUSPEND:
                 executor.suspend()
             case Movement.RESUME:
@@ -173,6 +216,17 @@ class Rank:
                 executor.allocate_tensors()
             case Movement.ZERO:
                 executor.zero()
+            case Movement.ASIDE:
+                self._shard(command.stage).set_aside()
+            case Movement.BACK:
+                self._shard(command.stage).take_back()
+
+
+def required(tensor: Tensor | None) -> Tensor:
+    """A tensor that a command requires. Raises ValueError without it."""
+    if tensor is None:
+        raise ValueError("the command has no tensor")
+    return tensor
 
 
 def rank_facts(width: int, device: str) -> RankFacts:
