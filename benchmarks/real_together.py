@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from statistics import fmean
 from typing import Any
 
 import httpx
+from torch import Tensor
 
+from benchmarks.held_out_shard import held_out_of, saved_loss, shard_windows, with_held_out
 from benchmarks.node_process import NodeProcess, running_node
 from benchmarks.prepared_run import build_data
 from benchmarks.record import Report, Row, load_average
@@ -39,56 +41,60 @@ def measure() -> Report:
         folder = Path(name)
         pins, ids = build_data(folder / "genesis", VOCABULARY)
         run = run_parameters(propose_demo(ids), pins, name="benchmark")
-        alone = _of_one(folder / "alone", run, folder / "genesis")
+        rows = shard_windows(folder / "genesis", run)
+        alone = _of_one(folder / "alone", run, folder / "genesis", rows)
         synchronous = [
-            _of_one(folder / f"synchronous-{rate}", _synchronous(run, rate), folder / "genesis") for rate in RATES
+            _of_one(folder / f"synchronous-{rate}", _synchronous(run, rate), folder / "genesis", rows) for rate in RATES
         ]
-        together, rounds = _of_several(folder, run)
-    rows = list[Row]()
+        together, rounds = _of_several(folder, run, rows)
+    note = (
+        "Nats per token of a held-out shard, the same one for all, of the model that a node would export when it has "
+        f"passed the named step. The shard has {len(rows)} windows. The model and the schedule of the demo, whose text "
+        f"is Python's documentation. All nodes share this computer; {load_average()} programs wanted a core at the end."
+    )
+    found = [*_loss_rows(alone, synchronous, together), *_round_rows(rounds)]
+    return Report("real_together", "Real nodes against one of them", tuple(found), (note,))
+
+
+def _loss_rows(alone: Losses, synchronous: Sequence[Losses], together: Sequence[Losses]) -> Iterator[Row]:
     for mark in MARKS:
         one, big = alone[mark], min(each[mark] for each in synchronous)
         several = [node[mark] for node in together]
-        rows.append(Row(f"own step {mark}: one node alone", f"{one:.3f}", "report", None))
+        yield Row(f"own step {mark}: one node alone", f"{one:.3f}", "report", None)
         shown = ", ".join(
             f"{each[mark]:.3f} at {rate:g} times the rate" for each, rate in zip(synchronous, RATES, strict=True)
         )
-        rows.append(Row(f"own step {mark}: one node with {NODES} times the batch", shown, "report", None))
+        yield Row(f"own step {mark}: one node with {NODES} times the batch", shown, "report", None)
         figure = f"{fmean(several):.3f} ({', '.join(f'{loss:.3f}' for loss in several)})"
-        rows.append(Row(f"own step {mark}: {NODES} nodes", figure, f"< {one:.3f}", fmean(several) < one))
+        yield Row(f"own step {mark}: {NODES} nodes", figure, f"< {one:.3f}", fmean(several) < one)
         if big < one:
             share = (one - fmean(several)) / (one - big)
-            rows.append(Row(f"own step {mark}: share of that gain", f"{share:.0%}", f">= {GOAL:.0%}", share >= GOAL))
-    note = (
-        "Held-out loss in nats per token, between the two evaluations next to the named step of each node. The model "
-        f"and the schedule of the demo, whose text is Python's documentation. All nodes share this computer; "
-        f"{load_average()} programs wanted a core at the end."
-    )
-    return Report("real_together", "Real nodes against one of them", (*rows, *_round_rows(rounds)), (note,))
+            yield Row(f"own step {mark}: share of that gain", f"{share:.0%}", f">= {GOAL:.0%}", share >= GOAL)
 
 
 def _synchronous(run: RunParameters, rate: float) -> RunParameters:
     inner = replace(run.inner, learning_rate=rate * run.inner.learning_rate)
-    return replace(run, sequences_per_step=NODES * run.sequences_per_step, inner=inner)
+    larger = replace(run, sequences_per_step=NODES * run.sequences_per_step, inner=inner)
+    return with_held_out(larger, held_out_of(run))
 
 
-def _of_one(data_dir: Path, run: RunParameters, genesis: Path) -> Losses:
+def _of_one(data_dir: Path, run: RunParameters, genesis: Path, rows: Tensor) -> Losses:
     keep_own_run(data_dir, run)
     with running_node(data_dir, ["--genesis", str(genesis), "--no-network"]) as node:
-        _wait(lambda: _passed_all(node))
-        return _at_marks(node)
+        (losses,) = _at_marks([node], rows)
+        return losses
 
 
-def _of_several(folder: Path, run: RunParameters) -> tuple[list[Losses], list[dict[str, Any]]]:
+def _of_several(folder: Path, run: RunParameters, rows: Tensor) -> tuple[Sequence[Losses], list[dict[str, Any]]]:
     """The losses of each node, and the records of the first node's rounds, oldest first."""
     with _swarm(folder, run) as nodes:
         rounds = dict[int, dict[str, Any]]()
 
-        def watch() -> bool:
+        def note_rounds() -> None:
             rounds.update({one["outer_step"]: one for one in _rounds(nodes[0])})
-            return all(_passed_all(node) for node in nodes)
 
-        _wait(watch)
-        return [_at_marks(node) for node in nodes], [rounds[step] for step in sorted(rounds)]
+        losses = _at_marks(nodes, rows, note_rounds)
+        return losses, [rounds[step] for step in sorted(rounds)]
 
 
 @contextmanager
@@ -98,32 +104,24 @@ def _swarm(folder: Path, run: RunParameters) -> Generator[Sequence[NodeProcess]]
         yield [swarm.start(number).node if number == 0 else swarm.launch(number) for number in range(NODES)]
 
 
-def _wait(is_done: Callable[[], bool]) -> None:
+def _at_marks(
+    nodes: Sequence[NodeProcess], rows: Tensor, between: Callable[[], None] = lambda: None
+) -> Sequence[Losses]:
+    """Losses of each node when it has passed each mark. Raises TimeoutError."""
+    found = [dict[int, float]() for _ in nodes]
     began = time.monotonic()
     while time.monotonic() - began < LONGEST_SECONDS:
         with suppress(httpx.HTTPError):  # a node that starts or is busy answers next time
-            if is_done():
-                return
+            for node, losses in zip(nodes, found, strict=True):
+                steps = int(node.get("/api/status")["training"]["steps"])
+                for mark in MARKS:
+                    if mark not in losses and steps >= mark:
+                        losses[mark] = saved_loss(node, mark, rows)
+            between()
+        if all(len(losses) == len(MARKS) for losses in found):
+            return found
         time.sleep(POLL_SECONDS)
     raise TimeoutError(f"not all nodes reached step {max(MARKS)} within {LONGEST_SECONDS:.0f} s")
-
-
-def _curve(node: NodeProcess) -> list[tuple[int, float]]:
-    return [(int(one["step"]), float(one["loss"])) for one in node.get("/api/training/history")["held_out"]]
-
-
-def _passed_all(node: NodeProcess) -> bool:
-    return any(step >= max(MARKS) for step, _ in _curve(node))
-
-
-def _at_marks(node: NodeProcess) -> Losses:
-    """On the line between the two evaluations next to each mark."""
-    curve, found = _curve(node), dict[int, float]()
-    for mark in MARKS:
-        before = [point for point in curve if point[0] <= mark] or curve[:1]
-        (first, low), (last, high) = before[-1], next(point for point in curve if point[0] >= mark)
-        found[mark] = high if last <= first else low + (high - low) * (mark - first) / (last - first)
-    return found
 
 
 def _rounds(node: NodeProcess) -> list[dict[str, Any]]:
