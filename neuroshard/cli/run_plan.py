@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +67,8 @@ def _facts(parameters: RunParameters, stages: Sequence[PlannedStage], here_mb: i
     from neuroshard.pipeline.stage_protocol import wire_bytes, wire_precisions
 
     shape, precisions = parameters.architecture, wire_precisions(parameters)
-    forward, backward = (wire_bytes(1, shape.wire_size, precision) for precision in precisions)
+    tokens = parameters.batch_size * shape.sequence_length  # of a microbatch, which may have bytes of its own
+    forward, backward = (ceil(wire_bytes(tokens, shape.wire_size, precision) / tokens) for precision in precisions)
     forward += ID_BYTES if shape.subspace_rank else 0
     last = len(stages) - 1
     busiest = 0 if last == 0 else forward + backward if last > 1 else max(forward, backward)

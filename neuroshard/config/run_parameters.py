@@ -19,7 +19,7 @@ MAX_SEEDS = 16
 MAX_UNEQUAL_STAGES = 128
 SUBSPACE_CACHE_MB = 64
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
-WirePrecisionName: TypeAlias = Literal["fp32", "bf16", "int8", "int4"]
+WirePrecisionName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "int4-rank8"]
 InnerOptimizerName: TypeAlias = Literal["adamw", "muon"]
 StrategyName: TypeAlias = Literal["diloco", "sparta", "streaming", "averaging"]
 _Whole: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
