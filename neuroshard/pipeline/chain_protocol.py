@@ -11,6 +11,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 from torch import Tensor
 
+from neuroshard.config.run_parameters import WirePrecisionName
 from neuroshard.messages import Frame, FrameLimits, TensorPart
 from neuroshard.pipeline.microbatch import MicrobatchKey, RefusedTensorError, StageError, StageGoneError
 from neuroshard.pipeline.stage_protocol import (
@@ -45,7 +46,6 @@ TensorName: TypeAlias = Literal["inputs", "gradient"]  # INPUTS and GRADIENT of 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _Node = Annotated[NodeId, Meta(min_length=1, max_length=MAX_NODE_ID_CHARACTERS)]
-_Precision = Literal["fp32", "bf16", "int8", "int4"]
 _Digest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]  # of a tensor's bytes on the wire, or ""
 
 
@@ -68,8 +68,8 @@ class PassQuestion(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     session: _Number
     microbatch: _Number
     name: PassName
-    precision: _Precision
-    gradient_precision: _Precision
+    precision: WirePrecisionName
+    gradient_precision: WirePrecisionName
     previous: Neighbour | None = None
     next: Neighbour | None = None
 
@@ -157,7 +157,7 @@ class HandedTensor(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     session: _Number
     microbatch: _Number
     name: TensorName
-    precision: _Precision
+    precision: WirePrecisionName
     digest: HexDigest  # BLAKE3 of the bytes of the tensor on the wire
 
     @property

@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 
 from neuroshard.messages.tensors import part_of
-from neuroshard.pipeline.common_directions import DIRECTIONS, common_part, has_directions, without_common_part
+from neuroshard.pipeline.common_directions import (
+    DIRECTIONS,
+    LEAST_SIZE,
+    LEAST_TOKENS,
+    common_part,
+    has_directions,
+    without_common_part,
+)
 from neuroshard.pipeline.microbatch import RefusedTensorError
 from neuroshard.pipeline.stage_protocol import WirePrecision, from_wire, to_wire, wire_bytes, wire_specs
 
@@ -55,6 +62,8 @@ def test_a_token_costs_eight_bytes_more_than_in_int4_and_a_microbatch_its_direct
     parts = to_wire("x", sample(), RANK8)
     assert tuple(part.spec for part in parts) == wire_specs("x", (2, 100, 96), RANK8)
     assert sum(part.spec.byte_count for part in parts) == wire_bytes(200, 96, RANK8)
+    # no frame is larger than in fp32, for which receivers reserve memory
+    assert wire_bytes(LEAST_TOKENS, LEAST_SIZE, RANK8) < wire_bytes(LEAST_TOKENS, LEAST_SIZE, WirePrecision.FP32)
 
 
 def test_equal_activations_have_equal_bytes_and_nothing_else_does_harm() -> None:

@@ -111,7 +111,8 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
         similarity = torch.cosine_similarity(found[name].flatten(), parameter.grad.flatten(), dim=0)
-        assert similarity > (0.97 if precision is WirePrecision.INT4 else 0.999)
+        is_coarse = precision in {WirePrecision.INT4, WirePrecision.INT4_RANK8}
+        assert similarity > (0.97 if is_coarse else 0.999)
 
 
 def test_two_drivers_with_lossy_lines_are_accumulated_once(compute: ComputeThread) -> None:

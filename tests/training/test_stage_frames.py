@@ -65,7 +65,13 @@ REQUESTS = [
 ]
 
 
-ROUNDING = {WirePrecision.FP32: 0.0, WirePrecision.BF16: 0.002, WirePrecision.INT8: 0.007, WirePrecision.INT4: 0.12}
+ROUNDING = {
+    WirePrecision.FP32: 0.0,
+    WirePrecision.BF16: 0.002,
+    WirePrecision.INT8: 0.007,
+    WirePrecision.INT4: 0.12,
+    WirePrecision.INT4_RANK8: 0.12,
+}
 
 
 @pytest.mark.parametrize("precision", WirePrecision)
