@@ -46,6 +46,7 @@ class Case:
     length: int = 256
     vocabulary: int = 4096
     device: str = "cpu"
+    compiled: bool = False  # whether the bare loop of the pairs goes through torch.compile
 
     def architecture(self, ids: int) -> Architecture:
         """The model, once the ids in use are known."""
@@ -85,7 +86,9 @@ class Comparison:
     thread_shares: dict[str, float]  # cores by thread while the node trained, mean
     precision: str
     fp32_rate: float  # of the bare loop, tokens a second
-    compiled_rate: float | None  # of the bare loop through torch.compile; None on a CPU, where that is not tried
+    compiled_rate: (
+        float | None
+    )  # of the bare loop through torch.compile; None if that is not tried, or tried in the pairs
     write_seconds: float
     stall_seconds: float
     step_seconds: float
@@ -153,7 +156,9 @@ def measure(name: str) -> Report:
         architecture = case.architecture(ids)
         data_dir = Path(folder) / "node"
         fix_run(data_dir, pins, architecture, case.batch_size, learning_rate=1e-3)
-        with running_node(data_dir, ["--genesis", str(Path(folder) / "genesis"), "--device", case.device]) as node:
+        # the bare loop, which takes turns with the node, is another program on the GPU
+        options = ["--genesis", str(Path(folder) / "genesis"), "--device", case.device, "--gpu-share", "100"]
+        with running_node(data_dir, options) as node:
             comparison = compare(node, architecture, case)
     where = "all cores" if case.device == "cpu" else torch.cuda.get_device_name()
     title = f"A running node against a bare PyTorch loop, {name} parameters (same precision, {where})"
@@ -173,10 +178,10 @@ def compare(node: NodeProcess, architecture: Architecture, case: Case) -> Compar
     compiled_rate: float | None = None
     with bare_loop(architecture, case, "fp32") as fp32:
         fp32_rate, matmul_flops = fp32.segment().tokens_a_second, fp32.matmul_flops
-    if case.device != "cpu":
+    if case.device != "cpu" and not case.compiled:
         with bare_loop(architecture, case, precision, compiled=True) as compiled:
             compiled_rate = compiled.segment().tokens_a_second
-    with bare_loop(architecture, case, precision) as bare:
+    with bare_loop(architecture, case, precision, compiled=case.compiled) as bare:
         for pair in range(PAIRS):
             for side in ("node", "bare") if pair % 2 == 0 else ("bare", "node"):
                 if side == "node":

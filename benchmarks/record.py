@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -39,6 +40,9 @@ class Row:
     met: bool | None
 
 
+WAS_NOT_RUN = "was not run"  # the figure of a row that this computer cannot measure
+
+
 @dataclass(frozen=True)
 class Report:
     """The rows of one benchmark."""
@@ -48,6 +52,12 @@ class Report:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     plot: Plot | None = None
+    device: str = ""  # name of the GPU, which also names the file: results of several GPUs are kept
+
+    @property
+    def was_run(self) -> bool:
+        """Whether at least one row has a measured figure."""
+        return any(row.figure != WAS_NOT_RUN for row in self.rows)
 
 
 def store(report: Report) -> None:
@@ -59,7 +69,8 @@ def store(report: Report) -> None:
         "machine": _machine(),
         "commit": _commit(),
     }
-    (RESULTS_FOLDER / f"{report.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    suffix = "".join(f"_{part}" for part in re.findall(r"[a-z0-9]+", report.device.lower()))
+    (RESULTS_FOLDER / f"{report.name}{suffix}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if report.plot is not None:
         draw(report.plot, _plot_file(report.name))
 
@@ -126,11 +137,12 @@ def write_results_page() -> None:
     for file in sorted(RESULTS_FOLDER.glob("*.json")):
         content = json.loads(file.read_text(encoding="utf-8"))
         commit = f", commit {content['commit']}" if content.get("commit") else ""
+        device = f"{content['device']}, " if content.get("device") else ""
         parts += [
             "",
             f"## {content['title']}",
             "",
-            f"`python -m benchmarks {content['name']}` on {content['date']} ({content['machine']}{commit})",
+            f"`python -m benchmarks {content['name']}` on {content['date']} ({device}{content['machine']}{commit})",
             "",
             table(content["rows"]),
         ]

@@ -22,10 +22,13 @@ from neuroshard.status.values import plural
 
 if TYPE_CHECKING:
     from neuroshard.config.loading import LoadedSettings
+    from neuroshard.config.settings import Settings
+    from neuroshard.host.resources import Device
 
 
 MANIFEST_SECONDS = 10.0
 LEAST_FREE_BYTES = 2_000_000_000
+LEAST_BF16_CAPABILITY = 8.0  # of NVIDIA's GPUs: Ampere
 _INSTALL_TORCH = "Install PyTorch into this environment, as pytorch.org describes for this computer."
 
 
@@ -83,6 +86,7 @@ def torch(_case: Case) -> Finding:
 def device(case: Case) -> Finding:
     """Show the compute device with its memory, version and driver, and GPUs that are not used, with the reason."""
     from neuroshard.host.computer import default_threads
+    from neuroshard.host.nvidia import driver_version, training_gpus
     from neuroshard.host.resources import choose_device, obstacle
 
     if case.status is not None:
@@ -91,44 +95,125 @@ def device(case: Case) -> Finding:
         name = used["device_name"] if used["device"] == "cpu" else f"{used['device_name']} ({used['device']})"
         memory = f", {used['gpu_memory_total_bytes'] / 1e6:,.0f} MB" if used["gpu_memory_total_bytes"] else ""
         return Finding("device", is_well=True, detail=f"the running node uses {name}{memory}, {threads}")
-    chosen = choose_device(case.loaded.settings.device)
+    chosen = choose_device(case.loaded.settings.device).limited_to(case.loaded.settings.max_gpu_memory)
     threads = case.loaded.settings.cpu_threads or default_threads()
-    unused, driver = _nvidia_gpus()
+    unused = training_gpus() if case.loaded.settings.device == "auto" and chosen.kind == "cpu" else []
     facts = [
         chosen.label,
         f"{chosen.memory_mb:,} MB" if chosen.memory_mb else "",
         chosen.version,
-        f"driver {driver}" if chosen.gpu_uuid else "",
+        f"driver {driver_version() or 'not known'}" if chosen.gpu_uuid else "",
         plural(threads, "CPU thread"),
     ]
     action = ""
     if case.loaded.settings.site != "off" and "MASTER_ADDR" in os.environ:
         action = "The ranks of a site are not authenticated: their network must be a trusted one."
-    if unused and case.loaded.settings.device == "auto" and chosen.kind == "cpu":
+    if unused:
         reason, advice = obstacle("cuda")
         action = f"{', '.join(unused)}: not used. {reason}. {advice}".strip()
     return Finding("device", is_well=True, detail=", ".join(filter(None, facts)), action=action)
 
 
-def _nvidia_gpus() -> tuple[list[str], str]:
-    """Names of the GPUs that the NVIDIA driver reports, and its version; PyTorch is not used."""
-    from importlib import import_module
+def precision(case: Case) -> Finding:
+    """Show the precision of the last model that was measured here, the measured speeds, and how to measure again."""
+    from neuroshard.pipeline.precision_probe import precision_file
 
-    library: Any = import_module("pynvml")
-    try:
-        library.nvmlInit()
-        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-        names = [str(library.nvmlDeviceGetName(handle)) for handle in handles]
-        driver = str(library.nvmlSystemGetDriverVersion())
-        library.nvmlShutdown()
-    except library.NVMLError:
-        return [], "not known"
-    return names, driver
+    file = precision_file(case.loaded.settings.data_dir)
+    stored = file.read(lambda _: None)
+    training: Mapping[str, Any] = (case.status or {}).get("training") or {}
+    running = f"the running node computes in {training['precision']}; " if training.get("precision") else ""
+    if stored is None or not stored.measured:
+        detail = f"{running}nothing is measured yet: a new model measures fp32 against bf16 at its first start"
+        return Finding("precision", is_well=True, detail=detail)
+    last = stored.measured[-1]
+    detail = (
+        f"{running}{last.probe.chosen.value} for new models: bf16 is {last.probe.gain:.2f} times as fast as fp32 on "
+        f"{last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
+    )
+    action = f"To measure again at the next start of a new model, delete {file.path}."
+    return Finding("precision", is_well=True, detail=detail, action=action)
+
+
+def speed(case: Case) -> Finding:
+    """Show the training speed that this device reaches, measured or expected, and what keeps it from more."""
+    import torch
+
+    from neuroshard.host.matmul_speed import BF16_PEAKS, peak_speed
+    from neuroshard.host.resources import choose_device
+    from neuroshard.runs.proposal import TRAINING_EFFICIENCY
+
+    now: Mapping[str, Any] | None = (case.status or {}).get("acceleration")
+    if now is not None and now.get("tokens_per_second"):
+        detail = (
+            f"the running node trains at {now['tokens_per_second']:,.0f} tokens/s, {now['mfu']:.0%} of "
+            f"{now['peak_flops'] / 1e12:,.2f} TFLOP/s ({now['peak_source']})"
+        )
+        return Finding("speed", is_well=True, detail=detail)
+    settings = case.loaded.settings
+    chosen = choose_device(settings.device).limited_to(settings.max_gpu_memory)
+    dtype = torch.float32 if chosen.kind == "cpu" else torch.bfloat16
+    peak = peak_speed(chosen, dtype)
+    source = "data sheet" if chosen.name in BF16_PEAKS else "measured now"
+    reached = TRAINING_EFFICIENCY * peak.flops_per_second
+    detail = (
+        f"matrix products at {peak.flops_per_second / 1e12:,.2f} TFLOP/s ({source}); training reaches about half: "
+        f"{reached / (6 * 100e6):,.0f} tokens/s with 100 M parameters, {reached / (6 * 1e9):,.0f} with 1 B"
+    )
+    return Finding("speed", is_well=True, detail=detail, action=" ".join(_reasons_for_less(chosen, settings)))
+
+
+def _reasons_for_less(chosen: Device, settings: Settings) -> list[str]:
+    """Sentences for the owner about limits on the speed of this device."""
+    from neuroshard.host.computer import default_threads
+
+    reasons = list[str]()
+    if chosen.kind == "cpu":
+        cores = default_threads()
+        if (settings.cpu_threads or cores) < cores:
+            reasons.append(f"cpu_threads allows {settings.cpu_threads} of {cores} cores.")
+        if settings.device == "auto":
+            reasons.append("No GPU that PyTorch can use was found, so the processor trains.")
+    if chosen.gpu_uuid is not None:
+        reasons += _reasons_of_nvidia(chosen)
+    if chosen.kind in ("cuda", "xpu"):
+        reasons += _reasons_of_settings(settings)
+    if settings.cpu_percent < 100:
+        reasons.append(f"cpu_percent allows {settings.cpu_percent} % of the time.")
+    return reasons
+
+
+def _reasons_of_nvidia(chosen: Device) -> list[str]:
+    import torch
+
+    from neuroshard.host.nvidia import old_driver
+
+    capability = float(chosen.version.rpartition(" ")[2])
+    reasons = [old_driver(torch.version.cuda)]
+    if capability < LEAST_BF16_CAPABILITY:
+        reasons.append(f"This GPU has no units for bf16: its compute capability is {capability}, and 8.0 has them.")
+    return list(filter(None, reasons))
+
+
+def _reasons_of_settings(settings: Settings) -> list[str]:
+    from importlib.util import find_spec
+
+    reasons = list[str]()
+    if settings.compile == "off":
+        reasons.append("compile = off: training stays eager.")
+    elif find_spec("triton") is None:
+        reasons.append("Triton is not installed, so nothing is compiled: training stays eager.")
+    if settings.max_gpu_memory is not None:
+        reasons.append(f"max_gpu_memory allows {settings.max_gpu_memory:,} MB.")
+    if settings.optimizer_memory == "host":
+        reasons.append("optimizer_memory = host: each step copies the optimizer's moments to the GPU and back.")
+    return reasons
 
 
 def memory(case: Case) -> Finding:
     """Show the memory limit of training, and the largest model that fits it."""
     from neuroshard.host.live_settings import limit_source
+    from neuroshard.host.resources import choose_device
+    from neuroshard.model.architecture import parameter_count
     from neuroshard.model.memory_limit import memory_bound, probe_memory, tier_mb
     from neuroshard.model.memory_need import propose_architecture
 
@@ -140,9 +225,22 @@ def memory(case: Case) -> Finding:
         return Finding("memory", is_well=True, detail=detail)
     bound = memory_bound(probe_memory(), case.loaded.settings.memory)
     tier = tier_mb(bound.mb)
-    layers = propose_architecture(tier, 32_000).layer_count
     source = limit_source(bound.by, case.loaded.sources["memory"])
+    layers = propose_architecture(tier, 32_000).layer_count
     detail = f"{bound.mb:,} MB may be used ({source}), tier {tier:,}: up to {layers} layers on the CPU"
+    settings = case.loaded.settings
+    chosen = choose_device(settings.device).limited_to(settings.max_gpu_memory)
+    if chosen.memory_mb is not None:
+        device_tier = tier_mb(chosen.memory_mb)
+        largest = [
+            propose_architecture(tier, 32_000, device=chosen.kind, device_tier_mb=device_tier, moments_on_host=on_host)
+            for on_host in (False, True)
+        ]
+        on_device, on_host = (f"{parameter_count(each) / 1e6:,.0f} M" for each in largest)
+        detail += (
+            f"; {chosen.memory_mb:,} MB of the GPU: up to {on_device} parameters, or {on_host} with the optimizer in "
+            "this computer's memory"
+        )
     return Finding("memory", is_well=True, detail=detail)
 
 
@@ -411,6 +509,8 @@ _LOOKS: tuple[tuple[str, Callable[[Case], Finding]], ...] = (
     ("python", python),
     ("torch", torch),
     ("device", device),
+    ("precision", precision),
+    ("speed", speed),
     ("memory", memory),
     ("disk", disk),
     ("port", port),

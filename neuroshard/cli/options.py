@@ -48,6 +48,26 @@ CompileOption = Annotated[
         help="auto or off. auto compiles the model in the background for a CUDA or XPU device. (default: auto)",
     ),
 ]
+OptimizerMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer-memory",
+        metavar="PLACE",
+        help="auto, device or host. host keeps the optimizer of a GPU in this computer's memory. (default: auto)",
+    ),
+]
+MaxGpuMemory = Annotated[
+    int | None,
+    typer.Option("--max-gpu-memory", metavar="MB", help="Most memory of the GPU. (default: nine tenths)"),
+]
+GpuShare = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-share",
+        metavar="PERCENT",
+        help="Share of the time for training while another program uses the GPU. (default: 25)",
+    ),
+]
 SiteOption = Annotated[
     str | None,
     typer.Option(

@@ -80,6 +80,9 @@ FORMS: dict[str, SettingForm] = {
     ),
     "training_schedule": SettingForm(_WORK, "Training hours", "Train only at these times of the week.", unset="always"),
     "cpu_percent": SettingForm(_WORK, "Processor time", "Share of the time in which training computes.", "%"),
+    "gpu_share": SettingForm(
+        _WORK, "GPU time", "Share of the time in which training computes while another program uses the GPU.", "%"
+    ),
     "gpu_max_temperature": SettingForm(
         _WORK, "GPU temperature", "Slow down above this temperature.", "\N{DEGREE SIGN}C", _MORE, "no limit"
     ),
@@ -87,6 +90,12 @@ FORMS: dict[str, SettingForm] = {
     "device": SettingForm(_USE, "Compute on", "The processor, or a GPU such as cuda or cuda:1.", level=_MORE),
     "compile": SettingForm(
         _USE, "Compilation", "Compile the model for the GPU while training has begun already.", level=_MORE
+    ),
+    "optimizer_memory": SettingForm(
+        _USE, "Optimizer", "Keep the optimizer's numbers on the GPU, or in this computer's memory.", level=_MORE
+    ),
+    "max_gpu_memory": SettingForm(
+        _USE, "GPU memory", "Training never uses more of the GPU's memory.", "MB", _MORE, "nine tenths"
     ),
     "site": SettingForm(
         _USE, "GPUs", "Train on several GPUs of this computer: auto for all, their number, or off.", level=_MORE

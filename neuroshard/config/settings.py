@@ -26,6 +26,10 @@ VAST = 1_000_000_000
 """Upper bound of limits that have no other: more than any computer has, and small enough for every calculation."""
 
 
+OptimizerMemory = Literal["auto", "device", "host"]
+"""Where an accelerator's optimizer keeps its moments; "auto": on the host only if they do not fit the device."""
+
+
 class Applies(StrEnum):
     """Time at which a change of a stored setting takes effect."""
 
@@ -162,6 +166,13 @@ class Settings(BaseModel):
     compile: Annotated[
         Literal["auto", "off"], SettingNote("auto or off; auto: CUDA and XPU devices, where it is correct and faster")
     ] = "auto"
+    optimizer_memory: Annotated[
+        OptimizerMemory,
+        SettingNote("auto, device or host; auto: in the host's memory if the GPU's is too small for the optimizer"),
+    ] = "auto"
+    max_gpu_memory: Annotated[
+        Whole | None, Field(ge=1000, le=VAST), SettingNote(f"megabytes of the GPU, 1000 to {VAST}; unset: nine tenths")
+    ] = None
     site: Annotated[
         str,
         AfterValidator(_site),
@@ -272,6 +283,15 @@ class Settings(BaseModel):
         Field(ge=1, le=100),
         SettingNote("1 to 100, the percentage of the time in which training computes", Applies.AT_ONCE),
     ] = 100
+    gpu_share: Annotated[
+        Whole,
+        Field(ge=0, le=100),
+        SettingNote(
+            "0 to 100, the percentage of the time in which training computes while another program uses the GPU; "
+            "0: it pauses; 100: it ignores other programs",
+            Applies.AT_ONCE,
+        ),
+    ] = 25
     gpu_max_temperature: Annotated[
         Whole | None, Field(ge=30, le=110), SettingNote("30 to 110 degrees Celsius; unset: no limit", Applies.AT_ONCE)
     ] = None

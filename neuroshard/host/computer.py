@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,19 @@ def default_threads() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     physical = psutil.cpu_count(logical=False) or usable
     return max(1, min(usable, physical))
+
+
+@cache
+def processor_name(root: Path = Path("/")) -> str:
+    """Return the processor's name as its maker writes it, or its architecture if the system does not report one."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        text = ""
+    names = [
+        value.strip() for line in text.splitlines() for key, _, value in [line.partition(":")] if "model name" in key
+    ]
+    return next(filter(None, names), "") or platform.processor() or platform.machine() or "CPU"
 
 
 def resident_megabytes() -> int:

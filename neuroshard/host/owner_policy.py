@@ -14,6 +14,7 @@ from neuroshard.status.owner_policy import USER, SensorReading, TrainingAction, 
 LEAST_SHARE = 0.05  # of the time: with less, a throttled GPU would cool no further and do no work
 RECOVERY_STEP = 0.03  # of the time, at each look at a GPU that is well below its limits
 COOL_DEGREES = 3  # below the limit: a throttled GPU this cool gets more work
+USED_BY_OTHERS = 10.0  # percent: a desktop that draws its windows uses less, a game or a renderer more
 COOL_POWER = 0.95  # of the limit: the same for its power
 
 
@@ -26,10 +27,16 @@ class Unknown:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """Temperature and power of an accelerator at one moment."""
+    """Temperature and power of an accelerator at one moment, and its use by other programs shortly before."""
 
     celsius: int | None  # None: not reported
     watts: float | None
+    others: float | Unknown | None = None  # percent; None: no rule requires it
+
+    @property
+    def is_used_by_others(self) -> bool:
+        """Whether another program computes or draws on it."""
+        return isinstance(self.others, float) and self.others >= USED_BY_OTHERS
 
 
 Idle: TypeAlias = "float | Unknown | None"
@@ -67,6 +74,7 @@ class Rules:
     programs: tuple[str, ...] = ()
     schedule: Schedule = field(default_factory=Schedule)
     cpu_percent: int = 100
+    gpu_share: int = 25  # percent of the time, while another program uses the accelerator
     gpu_celsius: int | None = None
     gpu_watts: int | None = None
     network_schedule: Schedule = field(default_factory=Schedule)
@@ -84,6 +92,7 @@ class Rules:
             programs=settings.pause_for_programs,
             schedule=Schedule.of(settings.training_schedule),
             cpu_percent=settings.cpu_percent,
+            gpu_share=settings.gpu_share,
             gpu_celsius=settings.gpu_max_temperature,
             gpu_watts=settings.gpu_max_power,
             network_schedule=Schedule.of(settings.network_schedule),
@@ -93,8 +102,13 @@ class Rules:
 
     @property
     def limits_gpu(self) -> bool:
-        """Whether a rule requires readings of the accelerator."""
+        """Whether a rule requires temperature or power of the accelerator."""
         return self.gpu_celsius is not None or self.gpu_watts is not None
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether training leaves the accelerator to other programs that use it."""
+        return self.gpu_share < 100
 
 
 def decide(
@@ -146,6 +160,8 @@ def _pauses(rules: Rules, observed: HostReadings, local: datetime) -> Iterator[T
         yield _pause(f"Paused while {' and '.join(running[:3])} runs.", "pause_for_programs")
     if rules.pause_on_full_screen and observed.full_screen is True:
         yield _pause("Paused while a program fills the screen.", "pause_on_full_screen")
+    if rules.gpu_share == 0 and isinstance(observed.gpu, GpuReading) and observed.gpu.is_used_by_others:
+        yield _pause("Paused while another program uses the GPU.", "gpu_share")
     if rules.only_idle and isinstance(observed.idle_seconds, float) and observed.idle_seconds < 60 * rules.idle_minutes:
         minutes = f"{rules.idle_minutes:g} minute{'' if rules.idle_minutes == 1 else 's'}"
         yield _pause(f"Paused while this computer is in use: resumes after {minutes} without input.", "train_when")
@@ -156,17 +172,26 @@ def _pause(reason: str, rule: str, until: float | None = None) -> TrainingDecisi
 
 
 def _throttled(rules: Rules, gpu: GpuReading | Unknown | None, gpu_share: float) -> TrainingDecision:
-    share = min(rules.cpu_percent / 100, gpu_share if rules.limits_gpu else 1.0)
+    """The tightest of the limits; of equal ones the first in this list."""
+    is_shared = isinstance(gpu, GpuReading) and gpu.is_used_by_others and rules.shares_gpu
+    shares = {
+        "cpu_percent": rules.cpu_percent / 100,
+        "gpu_share": rules.gpu_share / 100 if is_shared else 1.0,
+        _binding_limit(rules, gpu): gpu_share if rules.limits_gpu else 1.0,
+    }
+    rule = min(shares, key=lambda name: shares[name])
+    share = shares[rule]
     if share >= 1.0:
         return TrainingDecision()
-    if share < rules.cpu_percent / 100:
+    if rule == "cpu_percent":
+        reason = f"Slowed down to {share:.0%} of the time, as set."
+    elif rule == "gpu_share":
+        reason = f"Slowed down to {share:.0%} of the time while another program uses the GPU."
+    else:
         limits = [f"{rules.gpu_celsius} °C"] if rules.gpu_celsius is not None else []
         limits += [f"{rules.gpu_watts} W"] if rules.gpu_watts is not None else []
         reason = f"Slowed down to {share:.0%}, so that the GPU stays below {' and '.join(limits)}."
-        return TrainingDecision(TrainingAction.THROTTLE, reason, _binding_limit(rules, gpu), None, share)
-    return TrainingDecision(
-        TrainingAction.THROTTLE, f"Slowed down to {share:.0%} of the time, as set.", "cpu_percent", None, share
-    )
+    return TrainingDecision(TrainingAction.THROTTLE, reason, rule, None, share)
 
 
 def _binding_limit(rules: Rules, gpu: GpuReading | Unknown | None) -> str:
@@ -228,4 +253,8 @@ def _gpu_words(gpu: GpuReading | Unknown | None) -> str | Unknown | None:
         return gpu
     facts = [f"{gpu.celsius} °C"] if gpu.celsius is not None else []
     facts += [f"{gpu.watts:.0f} W"] if gpu.watts is not None else []
+    if isinstance(gpu.others, float):
+        facts.append(f"other programs use {gpu.others:.0f} %")
+    elif isinstance(gpu.others, Unknown):
+        facts.append(f"use by other programs not known: {gpu.others.why}")
     return ", ".join(facts) or Unknown("the GPU reports neither temperature nor power")

@@ -7,14 +7,14 @@ import os
 import shutil
 import time
 import warnings
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, assert_never, cast
 
 import torch
 
 from neuroshard.errors import UsageError
+from neuroshard.host.nvidia import nvml
 from neuroshard.model.memory_need import DeviceKind
 from neuroshard.status.computer import ResourceStatus
 from neuroshard.telemetry.counters import sample_threads, thread_shares
@@ -22,6 +22,7 @@ from neuroshard.telemetry.counters import sample_threads, thread_shares
 _LOG = logging.getLogger(__name__)
 
 USABLE_SHARE = 0.9  # of an accelerator's memory: the rest belongs to the desktop
+CONTEXT_BYTES = 500_000_000  # of a process on an accelerator, outside the memory that PyTorch counts
 KINDS: tuple[DeviceKind, ...] = ("cuda", "xpu", "mps", "cpu")  # the preferred first
 
 
@@ -37,6 +38,7 @@ class Device:
     )
     gpu_uuid: str | None = None  # as NVIDIA's driver writes it; None for all others
     version: str = ""  # compute capability or architecture, and driver, where PyTorch knows them
+    total_bytes: int | None = None  # of its memory; None where memory_mb is None
 
     @property
     def label(self) -> str:
@@ -54,9 +56,21 @@ class Device:
                 assert_never(self.kind)
 
     def make_current(self) -> None:
-        """Make it the current device of the calling thread, so that nothing is allocated on another one."""
+        """Make it the current device of the calling thread, so that nothing is allocated on another one.
+
+        PyTorch then takes no more memory of it than `memory_mb`, so that other programs find some.
+        """
         if self.kind in ("cuda", "xpu"):
             torch.accelerator.set_device_index(self.index)
+            if self.memory_mb is not None and self.total_bytes:
+                limit = max(0, self.memory_mb * 1_000_000 - CONTEXT_BYTES)
+                _module(self.kind).set_per_process_memory_fraction(min(1.0, limit / self.total_bytes), self.index)
+
+    def limited_to(self, max_memory_mb: int | None) -> Device:
+        """The same device with the owner's limit on the use of its memory; None: the owner sets none."""
+        if max_memory_mb is None or self.memory_mb is None:
+            return self
+        return replace(self, memory_mb=min(self.memory_mb, max_memory_mb))
 
 
 def choose_device(wanted: str) -> Device:
@@ -124,15 +138,15 @@ def _module(kind: Literal["cuda", "xpu"]) -> Any:
 
 
 def _described(kind: Literal["cuda", "xpu"], index: int, properties: Any) -> Device:
-    name, memory_mb = str(properties.name), int(properties.total_memory * USABLE_SHARE) // 1_000_000
+    name, total = str(properties.name), int(properties.total_memory)
+    device = Device(kind, name, index, int(total * USABLE_SHARE) // 1_000_000, total_bytes=total)
     if kind == "xpu":
-        return Device(kind, name, index, memory_mb, version=f"driver {properties.driver_version}")
+        return replace(device, version=f"driver {properties.driver_version}")
     if torch.version.hip is not None:
         name = name if name.startswith("AMD") else f"AMD {name}"
-        version = f"{properties.gcnArchName}, ROCm {torch.version.hip}"
-        return Device(kind, f"{name} (ROCm)", index, memory_mb, version=version)
+        return replace(device, name=f"{name} (ROCm)", version=f"{properties.gcnArchName}, ROCm {torch.version.hip}")
     version = f"compute capability {properties.major}.{properties.minor}"
-    return Device(kind, name, index, memory_mb, f"GPU-{properties.uuid}", version)
+    return replace(device, gpu_uuid=f"GPU-{properties.uuid}", version=version)
 
 
 def _first_sentence(error: object) -> str:
@@ -200,7 +214,7 @@ def _utilisation(kind: Literal["cuda", "xpu"], index: int) -> float | None:
         return None
     try:
         return float(_module(kind).utilization(index)) / 100
-    except (AttributeError, ImportError, RuntimeError, import_module("pynvml").NVMLError):  # the first: PyTorch < 2.13
+    except (AttributeError, ImportError, RuntimeError, nvml().NVMLError):  # the first: PyTorch < 2.13
         return None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import anyio.to_thread
 import psutil
 
 from neuroshard.host.macos_network import macos_is_metered
+from neuroshard.host.nvidia import GpuSensor
 from neuroshard.host.owner_policy import GpuReading, HostReadings, Rules, Unknown
 
 POWER_SUPPLIES = Path("/sys/class/power_supply")
@@ -65,58 +65,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-class GpuSensor:
-    """Reads one GPU by its unique id. The first look starts the driver's library. Use it from one thread at a time."""
-
-    def __init__(self, uuid: str, library: Any = None) -> None:
-        """`uuid` has the driver's form, "GPU-..."; `library` is pynvml by default."""
-        self._uuid = uuid
-        self._library: Any = library or import_module("pynvml")
-        self._handle: Any = None
-
-    def look(self) -> GpuReading | Unknown:
-        """Read temperature and power now. After an error the next look connects to the driver again."""
-        library = self._library
-        try:
-            if self._handle is None:
-                library.nvmlInit()
-                self._handle = library.nvmlDeviceGetHandleByUUID(self._uuid)
-            return GpuReading(self._celsius(), self._watts())
-        except library.NVMLError as error:
-            self._handle = None
-            return Unknown(f"the NVIDIA driver reports: {error}")
-
-    def _celsius(self) -> int | None:
-        library = self._library
-        try:
-            return int(library.nvmlDeviceGetTemperature(self._handle, library.NVML_TEMPERATURE_GPU))
-        except library.NVMLError_NotSupported:
-            return None
-
-    def _watts(self) -> float | None:
-        library = self._library
-        try:
-            return library.nvmlDeviceGetPowerUsage(self._handle) / 1000  # milliwatts
-        except library.NVMLError_NotSupported:
-            return None
-
-
-def training_gpus(system: str = sys.platform, machine: str = platform.machine(), library: Any = None) -> list[str]:
-    """Names of the GPUs that PyTorch may train on, with their memory. Empty without one, or without its driver."""
-    if system == "darwin":
-        return ["Apple GPU"] if machine == "arm64" else []
-    library = library or import_module("pynvml")
-    try:
-        library.nvmlInit()
-        handles = [library.nvmlDeviceGetHandleByIndex(number) for number in range(library.nvmlDeviceGetCount())]
-        return [
-            f"{library.nvmlDeviceGetName(handle)} ({library.nvmlDeviceGetMemoryInfo(handle).total / 1e9:.0f} GB)"
-            for handle in handles
-        ]
-    except library.NVMLError:
-        return []
 
 
 ANSWER_SECONDS = 5.0
@@ -399,7 +347,7 @@ class Sensors:
             full_screen=self._full_screen() if rules.pause_on_full_screen else None,
             metered=self._sometimes("metered", self._is_metered, METERED_LOOK_SECONDS) if rules.spare_metered else None,
             programs=self._sometimes(programs, lambda: running_of(programs)) if programs else None,
-            gpu=self._look_at_gpu(gpu_uuid) if rules.limits_gpu else None,
+            gpu=self._look_at_gpu(gpu_uuid, rules) if rules.limits_gpu or (gpu_uuid and rules.shares_gpu) else None,
         )
 
     def close(self) -> None:
@@ -445,12 +393,12 @@ class Sensors:
             else Unknown("Wayland shows older programs' windows only")
         )
 
-    def _look_at_gpu(self, uuid: str | None) -> GpuReading | Unknown:
+    def _look_at_gpu(self, uuid: str | None, rules: Rules) -> GpuReading | Unknown:
         if uuid is None:
             return Unknown("no NVIDIA GPU is training here now")
         if self._gpu is None or self._gpu[0] != uuid:
             self._gpu = uuid, GpuSensor(uuid)
-        return self._gpu[1].look()
+        return self._gpu[1].look(others=rules.shares_gpu)
 
     def _aged(self, key: str, look: Callable[[], float | Unknown]) -> float | Unknown:
         """The last reading plus its age: an idle user counts as idle until the next reading."""

@@ -53,6 +53,10 @@ ENCODED_SHARE: Mapping[CodecName, float] = {
     "topk": 0.17,
 }
 
+STREAMED_MOMENTS_BYTES = 64 << 20  # on the device, of moments in the host's memory
+COMPILED_KINDS = frozenset({"cuda", "xpu"})  # devices for which blocks are compiled
+COMPILED_COPY = 3.5  # vectors of one block, while it is compiled: weights in two types, gradients of two forms
+
 MOMENTS_AND_FACTORS = 2.5  # vectors: AdamW's two moments, and at most half of one for PowerSGD's Q and basis
 
 SiteMode = Literal["replicate", "shard"]  # whether each rank of a site has all tensors of a stage, or its rows of them
@@ -76,6 +80,7 @@ class DeviceNeed:
     generation: int  # key/value caches of texts
     subspace: int  # its basis and the frozen rows of tokens
     runtime: int
+    compilation: int = 0  # a copy of one block and its passes, once, while training runs
     gathered: int = 0  # in mode `shard`: whole weights and gradients of the blocks that compute, and of the ends
 
     @property
@@ -96,6 +101,7 @@ class HostNeed:
     next_outer_state: int  # in a round: new anchor and velocity, before the old ones are dropped
     residual: int  # what a lossy codec, or factors of a gradient, lost of the last contribution
     answers: int = 0  # to drivers: stored for repetition, and under way
+    moments: int = 0  # of AdamW, if they are not on the device
 
     @property
     def total(self) -> int:
@@ -147,6 +153,8 @@ def memory_need(
     averages_gradients: bool = False,
     optimizer: InnerOptimizerName = "adamw",
     subspace_cache_mb: int = SUBSPACE_CACHE_MB,
+    moments_on_host: bool = False,
+    compiles: bool = False,
     ranks: int = 1,
     mode: SiteMode = "replicate",
 ) -> MemoryNeed:
@@ -156,7 +164,8 @@ def memory_need(
 
     Without `load` one microbatch at a time passes through all of them. `codec` is that of the run's rounds, `optimizer`
     that of its inner steps. With `averages_gradients` moments and factors replace the velocity, and gradients are
-    accumulated. `subspace_cache_mb` counts if the activations have a subspace.
+    accumulated. `subspace_cache_mb` counts if the activations have a subspace. `moments_on_host` concerns AdamW on an
+    accelerator. If blocks are compiled there (`compiles`), one of them exists twice meanwhile.
     """
     layers = LayerRange(0, architecture.layer_count) if layers is None else layers
     vector = 4 * parameter_count(architecture, layers)  # bytes of one fp32 number per parameter
@@ -169,6 +178,11 @@ def memory_need(
         work = max(on_device.backward, _muon_bytes(architecture))
         on_device = replace(on_device, moments=on_device.moments - matrices, backward=work)
     moments = on_device.moments
+    is_moved = moments_on_host and optimizer == "adamw" and device != "cpu"
+    if is_moved:
+        on_device = replace(on_device, moments=STREAMED_MOMENTS_BYTES)
+    if compiles and device in COMPILED_KINDS and not architecture.subspace_rank:
+        on_device = replace(on_device, compilation=_compilation_bytes(architecture, layers, batch_size))
     if mode == "shard":
         on_device = _divided(on_device, architecture, layers, ranks)
     return MemoryNeed(
@@ -184,6 +198,7 @@ def memory_need(
             next_outer_state=vector + kept,
             residual=0 if codec == "fp32" and not averages_gradients else vector,
             answers=_answer_streams(architecture, device, load) * travelling_bytes(architecture, batch_size),
+            moments=moments if is_moved else 0,
         ),
     )
 
@@ -218,19 +233,13 @@ def _device_need(
     tokens = batch_size * a.sequence_length
     stream = stream_bytes(a, batch_size)
     feed_forward = a.feed_forward_size / a.hidden_size
-    key_value = a.key_value_head_count / a.head_count
-    # saved tensors of one layer in fp32, in units of the residual stream: counted on real graphs, exact to 1 %
-    # The norms of queries and keys keep their inputs and outputs; without scales, the other norms
-    # keep less by about as much.
-    normed_heads = 1.5 * (1 + key_value) if a.qk_norm != "none" and a.trainable_rmsnorm else 0
-    layer_activations = int(stream * (10.5 + 2 * key_value + 4 * feed_forward + normed_heads))
     head = layers.stop == a.layer_count
     return DeviceNeed(
         weights=vector,
         moments=2 * vector,
         gradients=vector,
         low_precision_copies=vector // 2,
-        activations=_graph_layers(a, layers, load) * layer_activations + stream,
+        activations=_graph_layers(a, layers, load) * _layer_activations(a, batch_size) + stream,
         backward=int(stream * (4 + 6 * feed_forward)),
         logits=_logits_bytes(a, tokens, device) + 4 * stream if head else 0,
         sessions=_session_streams(a, load) * (stream if load is None else travelling_bytes(a, batch_size)),
@@ -238,6 +247,23 @@ def _device_need(
         subspace=0,
         runtime=0 if device == "cpu" else ACCELERATOR_BYTES,
     )
+
+
+def _layer_activations(a: Architecture, batch_size: int) -> int:
+    """Bytes that one layer keeps for its backward pass."""
+    feed_forward = a.feed_forward_size / a.hidden_size
+    key_value = a.key_value_head_count / a.head_count
+    # saved tensors of one layer in fp32, in units of the residual stream: counted on real graphs, exact to 1 %
+    # The norms of queries and keys keep their inputs and outputs; without scales, the other norms
+    # keep less by about as much.
+    normed_heads = 1.5 * (1 + key_value) if a.qk_norm != "none" and a.trainable_rmsnorm else 0
+    return int(stream_bytes(a, batch_size) * (10.5 + 2 * key_value + 4 * feed_forward + normed_heads))
+
+
+def _compilation_bytes(a: Architecture, layers: LayerRange, batch_size: int) -> int:
+    """A copy of a block, and the passes on it: their activations, and inputs and outputs with their gradients."""
+    weights = 4 * layer_matrices_count(a, LayerRange(layers.start, layers.start + 1))
+    return int(COMPILED_COPY * weights) + _layer_activations(a, batch_size) + 6 * stream_bytes(a, batch_size)
 
 
 def _divided(need: DeviceNeed, a: Architecture, layers: LayerRange, ranks: int) -> DeviceNeed:
@@ -317,6 +343,7 @@ def propose_architecture(
     device_tier_mb: int | None = None,
     step_seconds: StepSeconds | None = None,
     longest_step_seconds: float = LONGEST_STEP_SECONDS,
+    moments_on_host: bool = False,
 ) -> Architecture:
     """The largest member of the family that fits with a batch of one, and whose step is estimated to be short enough.
 
@@ -327,7 +354,7 @@ def propose_architecture(
     members = (architecture_for(d, vocabulary_size, sequence_length) for d in range(SMALLEST_DEPTH, LARGEST_DEPTH + 1))
     proposed: Architecture | None = None
     for member in members:
-        if not memory_need(member, device=device).fits(tier_mb, device_tier_mb):
+        if not memory_need(member, device=device, moments_on_host=moments_on_host).fits(tier_mb, device_tier_mb):
             break
         if proposed is not None and step_seconds is not None and step_seconds(member) > longest_step_seconds:
             break
@@ -345,10 +372,12 @@ def batch_size_for(
     device: DeviceKind = "cpu",
     *,
     device_tier_mb: int | None = None,
+    moments_on_host: bool = False,
 ) -> int:
     """The largest batch in 1..8 with which these layers (None: all) fit. Raises TooLittleMemoryError if none does."""
     for batch_size in range(LARGEST_BATCH, 0, -1):
-        if memory_need(architecture, layers, batch_size, device).fits(tier_mb, device_tier_mb):
+        need = memory_need(architecture, layers, batch_size, device, moments_on_host=moments_on_host)
+        if need.fits(tier_mb, device_tier_mb):
             return batch_size
     raise _too_little(architecture, layers, device, tier_mb, device_tier_mb)
 

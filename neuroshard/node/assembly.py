@@ -111,7 +111,7 @@ class Assembly:
     async def lay(self) -> tuple[NodeContext, StageRange]:
         """Build the node's context and choose its first stages. Raises NeuroShardError if any of it cannot be used."""
         with self.startup.stage(HARDWARE):
-            device = choose_device(self._settings.device)
+            device = choose_device(self._settings.device).limited_to(self._settings.max_gpu_memory)
             threads = (self._settings.cpu_threads or default_threads()) if self._site is None else self._site.threads
             compute = self._compute_thread(threads, device)
             await compute.run(device.make_current)
@@ -188,8 +188,16 @@ class Assembly:
         device_tier = None if device.memory_mb is None else tier_mb(device.memory_mb)
         ranks = 1 if self._site is None else self._site.width
         shares = 1 if self._site is None else self._site.host_shares
-        mode = self._settings.site_mode if ranks > 1 else "replicate"
-        return HardwareBudget(self._memory.tier_mb // shares, device.kind, device_tier, flops_per_second, ranks, mode)
+        return HardwareBudget(
+            self._memory.tier_mb // shares,
+            device.kind,
+            device_tier,
+            flops_per_second,
+            ranks,
+            optimizer_memory=self._settings.optimizer_memory,
+            compiles=self._settings.compile == "auto",
+            site_mode=self._settings.site_mode,
+        )
 
     async def _location(self) -> str | None:
         """The place of the data; None if the nodes of the run are the only one.

@@ -30,7 +30,7 @@ from neuroshard.errors import ConflictError, NeuroShardError, StorageError, Usag
 from neuroshard.host.autostart import Place, places_of_this_computer, read_autostart, start_command, turn_on
 from neuroshard.host.computer import default_threads
 from neuroshard.host.desktop import can_show_pages, open_browser_at
-from neuroshard.host.sensors import training_gpus
+from neuroshard.host.nvidia import training_gpus
 from neuroshard.model.memory_limit import available_mb, probe_memory
 from neuroshard.network.lan_runs import LanRuns, LanRunSearch
 from neuroshard.network.line import StoredLine

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, product
 from pathlib import Path
 
 import anyio
@@ -38,23 +39,55 @@ REMEMBERED_OF_DRIVER = 16
 
 @dataclass(frozen=True)
 class StageWork:
-    """Limits on the work that a stage's server holds; the default is for a model in one stage."""
+    """Limits on the work that a stage's server holds; the default is for a model in one stage on the CPU."""
 
     limits: ServiceLimits | None = None
     kept_graphs: int | None = None
+    moments_on_host: bool = False
 
 
-def site_mode(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> SiteMode:
-    """How the ranks of a site have the tensors of these stages: all on each rank where that fits, otherwise divided.
+@dataclass(frozen=True)
+class DevicePlan:
+    """How stages use the memory of the device, or of the device of each rank."""
 
-    Muon needs whole matrices, so it never divides them by itself.
+    moments_on_host: bool = False
+    compiles: bool = False
+    mode: SiteMode = "replicate"
+
+
+def device_plan(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> DevicePlan:
+    """Choose the first plan with which these stages fit at their least load; if none fits, the first without compiling.
+
+    Compiling is given up first, because it needs the copy of a block. Moments go to the host, and a site divides
+    tensors among its ranks, if the owner's settings say so or nothing fits otherwise.
     """
-    if room.site_mode != "auto":
-        return room.site_mode
-    if room.ranks == 1 or parameters.inner.optimizer == "muon":
-        return "replicate"
-    need = need_of(parameters, stages, room, least_load(parameters, stages), mode="replicate")
-    return "replicate" if need.fits(room.tier_mb, room.device_tier_mb) else "shard"
+    plans = list(_plans(parameters, room))
+    fitting = (plan for plan in plans if _fits(parameters, stages, room, plan))
+    return next(fitting, replace(plans[0], compiles=False))
+
+
+def _plans(parameters: RunParameters, room: HardwareBudget) -> Iterator[DevicePlan]:
+    """All plans that the settings allow, the best first. The blocks of a divided stage are never compiled.
+
+    Muon's moments stay on the device, and it needs whole matrices, so `auto` never divides them.
+    """
+    is_muon = parameters.inner.optimizer == "muon"
+    places = {"auto": (False, True), "device": (False,), "host": (True,)}["device" if is_muon else room.moments_memory]
+    modes: tuple[SiteMode, ...] = ("replicate",)
+    if room.ranks > 1 and room.site_mode != "auto":
+        modes = (room.site_mode,)
+    elif room.ranks > 1 and not is_muon:
+        modes = ("replicate", "shard")
+    for mode, on_host in product(modes, places):
+        if room.compiles and mode == "replicate":
+            yield DevicePlan(on_host, compiles=True, mode=mode)
+        yield DevicePlan(on_host, compiles=False, mode=mode)
+
+
+def _fits(parameters: RunParameters, stages: StageRange, room: HardwareBudget, plan: DevicePlan) -> bool:
+    """Whether these stages fit with their least load."""
+    need = need_of(parameters, stages, room, least_load(parameters, stages), plan=plan)
+    return need.fits(room.tier_mb, room.device_tier_mb)
 
 
 def need_of(
@@ -63,9 +96,10 @@ def need_of(
     room: HardwareBudget,
     load: PipelineLoad | None,
     *,
-    mode: SiteMode | None = None,
+    plan: DevicePlan | None = None,
 ) -> MemoryNeed:
-    """Compute the peak memory of training these stages together with `load`; `mode` is by default that of the site."""
+    """Compute the peak memory of training these stages together with `load`, by default in their `device_plan`."""
+    plan = plan or device_plan(parameters, stages, room)
     layers = stages.layers(plan_of(parameters))
     outer = parameters.outer
     return memory_need(
@@ -78,8 +112,10 @@ def need_of(
         averages_gradients=outer.strategy == "averaging",
         optimizer=parameters.inner.optimizer,
         subspace_cache_mb=parameters.subspace_cache_mb,
+        moments_on_host=plan.moments_on_host,
+        compiles=plan.compiles,
         ranks=room.ranks,
-        mode=mode or site_mode(parameters, stages, room),
+        mode=plan.mode,
     )
 
 
@@ -93,18 +129,24 @@ def best_load(parameters: RunParameters, stages: StageRange, room: HardwareBudge
 
     Memory goes to the microbatches of one driver first, then to their activations, then to further drivers.
     """
+    plan = device_plan(parameters, stages, room)
     for load in _loads(parameters, stages):
-        if need_of(parameters, stages, room, load).fits(room.tier_mb, room.device_tier_mb):
+        if need_of(parameters, stages, room, load, plan=plan).fits(room.tier_mb, room.device_tier_mb):
             return load
     return least_load(parameters, stages)
 
 
 def stage_work(
-    parameters: RunParameters, layers: LayerRange, load: PipelineLoad | None, *, width: int = 1
+    parameters: RunParameters,
+    layers: LayerRange,
+    load: PipelineLoad | None,
+    *,
+    width: int = 1,
+    moments_on_host: bool = False,
 ) -> StageWork:
     """Limits of one stage under a load of each of its ranks, so that its memory stays within the computed need."""
     if load is None:
-        return StageWork()
+        return StageWork(moments_on_host=moments_on_host)
     shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
     load = replace(load, open_microbatches=load.open_microbatches * width, kept_graphs=load.kept_graphs * width)
     answer = shapes.kept_bytes(parameters.batch_size * parameters.architecture.sequence_length)
@@ -114,7 +156,7 @@ def stage_work(
         kept_bytes=(load.open_microbatches + REMEMBERED_MICROBATCHES) * answer,
         kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
     )
-    return StageWork(ServiceLimits(sessions), load.kept_graphs)
+    return StageWork(ServiceLimits(sessions), load.kept_graphs, moments_on_host)
 
 
 def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLoad]:
@@ -189,19 +231,15 @@ def windows_of(parameters: RunParameters, room: HardwareBudget, most: int | None
     """
     plan = plan_of(parameters)
 
-    def fits(stages: StageRange, mode: SiteMode | None = None) -> bool:
-        if most is not None and len(stages) > most:
-            return False
-        need = need_of(parameters, stages, room, least_load(parameters, stages), mode=mode)
-        return need.fits(room.tier_mb, room.device_tier_mb)
+    def fits(allowed: Sequence[DevicePlan], stages: StageRange) -> bool:
+        return (most is None or len(stages) <= most) and any(_fits(parameters, stages, room, each) for each in allowed)
 
-    wanted = room.site_mode
-    windows = fitting_windows(len(plan), partial(fits, mode="replicate" if wanted == "auto" else wanted))
-    if not windows and wanted == "auto":
-        windows = fitting_windows(len(plan), fits)
-    if not windows:
-        raise _too_little(parameters, plan, room)
-    return windows
+    # Moments on the host and divided tensors make steps slower. They help a node to hold a stage at all, not to hold
+    # more of them.
+    for _, same in groupby(_plans(parameters, room), lambda each: (each.mode, each.moments_on_host)):
+        if windows := fitting_windows(len(plan), partial(fits, tuple(same))):
+            return windows
+    raise _too_little(parameters, plan, room)
 
 
 def megabytes_for(parameters: RunParameters, stages: StageRange, room: HardwareBudget) -> int:

@@ -14,7 +14,8 @@ from neuroshard.config.settings import Settings
 from neuroshard.errors import SiteRestartError, UsageError
 from neuroshard.host.computer import default_threads
 from neuroshard.host.resources import devices_of
-from neuroshard.model.memory_need import DeviceKind, SiteMode
+from neuroshard.model.memory_need import DeviceKind
+from neuroshard.node.own_stages import DevicePlan
 from neuroshard.training.site.plan import SitePlan, site_plan
 from neuroshard.training.site.process_group import LostRankError
 from neuroshard.training.site.site import Site
@@ -100,17 +101,19 @@ def open_site(settings: Settings, environment: Mapping[str, str]) -> Site | None
     return site
 
 
-def choose_mode(site: Site, parameters: RunParameters, mode: SiteMode) -> None:
-    """Divide the tensors of the next stages among the ranks, or copy them to each.
+def follow_plan(site: Site, parameters: RunParameters, plan: DevicePlan) -> None:
+    """Divide the tensors of the next stages among the ranks, or copy them to each, and compile only as planned.
 
     Raises UsageError for a run whose tensors cannot be divided.
     """
-    if mode == "shard" and parameters.inner.optimizer == "muon":
+    if plan.mode == "shard" and parameters.inner.optimizer == "muon":
         raise UsageError(
             "This run trains with Muon, which needs whole matrices, so its layers cannot be divided among GPUs.",
             "Set site_mode to replicate.",
         )
-    site.is_sharded = mode == "shard"
+    site.is_sharded = plan.mode == "shard"
+    if not plan.compiles:
+        site.compilation = "off"
     if site.is_sharded:
         _LOG.info("The weights of these layers are divided among %d ranks.", site.width)
 

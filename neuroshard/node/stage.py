@@ -10,6 +10,7 @@ from neuroshard.config.settings import Settings
 from neuroshard.consensus.round_runner import RoundDependencies
 from neuroshard.consensus.stage_chain import FileChainStore, StageChain
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER, FileVoteLog
+from neuroshard.host.computer import processor_name
 from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
 from neuroshard.node.own_stages import StageWork
@@ -17,6 +18,7 @@ from neuroshard.node.stage_swarm import StageSwarm
 from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision
+from neuroshard.pipeline.precision_probe import RememberedProbes
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_saver import CheckpointPolicy
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
@@ -90,8 +92,8 @@ async def bring_up_stage(
 ) -> StageReplica:
     """Build a stage of the run, or restore its newest checkpoint. Raises StorageError, CheckpointError.
 
-    A new stage computes in `precision`, or without one in the precision that a probe finds faster. With a `site`, all
-    of its ranks compute the stage.
+    A new stage computes in `precision`, or without one in the precision that a probe of this or an earlier start found
+    faster. With a `site`, all of its ranks compute the stage.
     """
     stage = await compute.run(
         partial(
@@ -102,14 +104,14 @@ async def bring_up_stage(
             home.store,
             policy=home.policy,
             precision=precision,
+            probes=_remembered_probes(home, device),
+            moments_on_host=work.moments_on_host,
             compilation=compilation,
             site=site,
         )
     )
-    if stage.probe is not None:
-        _LOG.info(
-            "Computing in %s: bf16 is %.2f times as fast as fp32 here.", stage.probe.chosen.value, stage.probe.gain
-        )
+    if (probe := stage.probe) is not None:
+        _LOG.info("Computing in %s: bf16 is %.2f times as fast as fp32 here.", probe.chosen.value, probe.gain)
     if stage.is_restored:
         _LOG.info("Resuming at step %s.", f"{stage.record.progress.steps:,}")
     rounds = home.store.folder / ROUNDS_FOLDER
@@ -133,3 +135,10 @@ async def bring_up_stage(
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )
+
+
+def _remembered_probes(home: StageHome, device: Device) -> RememberedProbes | None:
+    """Results of earlier starts on this computer; None without a data folder."""
+    name = processor_name() if device.kind == "cpu" else device.label
+    folder = home.store.data_dir
+    return None if folder is None else RememberedProbes(folder, name, home.identity.threads)

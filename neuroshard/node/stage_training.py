@@ -22,10 +22,10 @@ from neuroshard.identity import NodeIdentity
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import parameter_count
 from neuroshard.node.joining import Joining
-from neuroshard.node.own_stages import StageWork, best_load, megabytes_for, note_stages, site_mode, stage_work
+from neuroshard.node.own_stages import StageWork, best_load, device_plan, megabytes_for, note_stages, stage_work
 from neuroshard.node.run_arrival import CHECKPOINT, FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
-from neuroshard.node.site_ranks import choose_mode
+from neuroshard.node.site_ranks import follow_plan
 from neuroshard.node.stage import StageHome, bring_up_stage, checkpoint_policy, storage_limits
 from neuroshard.node.stage_copies import StageCopies
 from neuroshard.node.stage_swarm import StageSwarm
@@ -237,10 +237,13 @@ class StageTraining:
     async def _bring_up_all(self, ground: NodeContext, stages: StageRange, control: Control) -> list[StageReplica]:
         """Build or restore all stages. They compute in one precision, except those with a checkpoint in another."""
         lives = list[StageReplica]()
-        self._compilation = self._compilation or compilation_of(self._settings.compile, ground.device.torch_device())
+        plan = device_plan(ground.run.parameters, stages, ground.room)
+        self._compilation = self._compilation or compilation_of(
+            self._settings.compile, ground.device.torch_device(), has_memory=plan.compiles
+        )
         load = best_load(ground.run.parameters, stages, ground.room)
         if ground.site is not None:
-            choose_mode(ground.site, ground.run.parameters, site_mode(ground.run.parameters, stages, ground.room))
+            follow_plan(ground.site, ground.run.parameters, plan)
         for position, index in enumerate(stages):
             report_percent = partial(_report_percent, ground.swarm, position, len(stages))
             report_percent(0)
@@ -249,7 +252,9 @@ class StageTraining:
                 self._settings, self._identity, ground.run, layers=layers, threads=ground.threads, stages=len(stages)
             )
             precision = lives[0].service.executor.precision if lives else None
-            work = stage_work(ground.run.parameters, layers, load, width=ground.width)
+            work = stage_work(
+                ground.run.parameters, layers, load, width=ground.width, moments_on_host=plan.moments_on_host
+            )
             lives.append(
                 await self._bring_up(
                     ground, index, home, work, precision, control=control, report_percent=report_percent

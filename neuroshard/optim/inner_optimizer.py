@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from inspect import unwrap
 from math import sqrt
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.adam import adam
 
 from neuroshard.config.run_parameters import InnerOptimization
 
@@ -24,6 +27,146 @@ class EagerAdamW(AdamW):
     state_dict = unwrap(Optimizer.state_dict)
     step = torch.no_grad()(unwrap(AdamW.step))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     zero_grad = unwrap(Optimizer.zero_grad)
+
+
+CHUNK = 1 << 22  # numbers: long enough for the full speed of the bus, short enough for small buffers
+BUFFERS = 2
+BUFFER_BYTES = BUFFERS * 2 * 4 * CHUNK  # on the device, for both moments in fp32
+PINNED_KINDS = frozenset({"cuda", "xpu"})  # devices that copy pinned host memory while they compute
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def host_memory(like: Tensor, device: torch.device) -> Tensor:
+    """Memory on the host for a moment of the shape and type of `like`, from which this device copies fast."""
+    pinned = device.type in PINNED_KINDS
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
+
+
+class HostMomentsAdamW(EagerAdamW):
+    """AdamW with moments of zero in the host's memory, for a stage that would not fit its accelerator with them.
+
+    Weights, gradients and numbers of steps stay on the device. A step streams the moments through the device in chunks:
+    while one chunk is computed, the next one arrives and the one before it leaves. The arithmetic is AdamW's on the
+    device.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], device: torch.device, **options: Any) -> None:
+        super().__init__(groups, fused=True, **options)
+        self._device = device
+        for parameter in self._parameters():
+            moments = {name: host_memory(parameter, device).zero_() for name in MOMENTS}
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            self.state[parameter] = {"step": step, **moments}
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for group in self.param_groups:
+            yield from cast("list[nn.Parameter]", group["params"])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Make a step. The moments on the host are complete when this returns."""
+        bus = _Bus(self._device, min(CHUNK, max(parameter.numel() for parameter in self._parameters())))
+        for number, chunk in enumerate(self._chunks()):
+            buffer = bus.buffers[number % BUFFERS]
+            first, second = bus.fetch(chunk, buffer)
+            group = chunk.group
+            adam(
+                [chunk.weights],
+                [chunk.gradient],
+                [first],
+                [second],
+                [],
+                [chunk.step],
+                fused=True,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                decoupled_weight_decay=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            bus.give_back(chunk, buffer)
+        bus.finish()
+
+    def _chunks(self) -> Iterator[_Chunk]:
+        """The parameters that have gradients, in parts. Only the last part of each counts its step."""
+        for group in self.param_groups:
+            for parameter in cast("list[nn.Parameter]", group["params"]):
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                weights, gradient = parameter.view(-1), parameter.grad.reshape(-1)
+                first, second = (cast("Tensor", state[name]).view(-1) for name in MOMENTS)
+                for start in range(0, parameter.numel(), CHUNK):
+                    part = slice(start, min(start + CHUNK, parameter.numel()))
+                    is_last = part.stop == parameter.numel()
+                    step = state["step"] if is_last else state["step"].clone()
+                    yield _Chunk(weights[part], gradient[part], (first[part], second[part]), step, group)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A part of a parameter: weights and gradient (n,) on the device, moments (n,) on the host."""
+
+    weights: Tensor
+    gradient: Tensor
+    moments: tuple[Tensor, Tensor]
+    step: Tensor
+    group: dict[str, Any]
+
+
+@dataclass
+class _Buffer:
+    """Memory on the device for the two moments of one chunk."""
+
+    moments: tuple[Tensor, Tensor]
+    left: torch.Event | None = None  # recorded when the chunk before has left it
+
+
+class _Bus:
+    """Copies moments to the device and back, on streams of their own where the device has them."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        first, second = ((torch.empty(size, device=device), torch.empty(size, device=device)) for _ in range(BUFFERS))
+        self.buffers = (_Buffer(first), _Buffer(second))
+        self._streams = (torch.Stream(device), torch.Stream(device)) if device.type in PINNED_KINDS else None
+        self._device = device
+        if self._streams is not None:
+            for stream in self._streams:  # the memory of the buffers may still be in use by work before the step
+                stream.wait_stream(torch.accelerator.current_stream(device))
+
+    def fetch(self, chunk: _Chunk, buffer: _Buffer) -> tuple[Tensor, Tensor]:
+        """Copy a chunk's moments into a buffer. Work that the caller starts afterwards sees them."""
+        size = chunk.weights.numel()
+        first, second = (memory[:size] for memory in buffer.moments)
+        with self._streams[0] if self._streams else nullcontext():
+            if self._streams and buffer.left is not None:
+                self._streams[0].wait_event(buffer.left)
+            for there, here in zip((first, second), chunk.moments, strict=True):
+                there.copy_(here, non_blocking=True)
+        if self._streams:
+            torch.accelerator.current_stream(self._device).wait_stream(self._streams[0])
+        return first, second
+
+    def give_back(self, chunk: _Chunk, buffer: _Buffer) -> None:
+        """Copy a chunk's moments to the host when the caller's work has ended."""
+        size = chunk.weights.numel()
+        if self._streams:
+            self._streams[1].wait_stream(torch.accelerator.current_stream(self._device))
+        with self._streams[1] if self._streams else nullcontext():
+            for here, there in zip(chunk.moments, buffer.moments, strict=True):
+                here.copy_(there[:size], non_blocking=True)
+        if self._streams:
+            buffer.left = self._streams[1].record_event()
+
+    def finish(self) -> None:
+        """Wait until all moments are on the host."""
+        if self._streams:
+            self._streams[1].synchronize()
 
 
 MUON_MOMENTUM = 0.95
@@ -116,11 +259,14 @@ def zero_moments(model: nn.Module, parameters: InnerOptimization) -> dict[nn.Par
     return found
 
 
-def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> EagerAdamW:
+def make_inner_optimizer(
+    model: nn.Module, parameters: InnerOptimization, *, moments_on_host: bool = False
+) -> EagerAdamW:
     """Fused AdamW or Muon, as the run's parameters say, with moments of zero. Weight decay applies to matrices only.
 
     The embedding is a matrix, norm scales are not. Parameters keep the order of `named_parameters()` within the
-    groups: matrices of AdamW, vectors, matrices of Muon.
+    groups: matrices of AdamW, vectors, matrices of Muon. With `moments_on_host` the moments of AdamW are in the host's
+    memory; those of Muon are always on the device.
     """
     matrices = muon_matrices(model) if parameters.optimizer == "muon" else {}
     others = [p for p in model.parameters() if p.requires_grad and p not in matrices]
@@ -131,6 +277,8 @@ def make_inner_optimizer(model: nn.Module, parameters: InnerOptimization) -> Eag
     ]
     groups = [group for group in groups if group["params"]]
     options: dict[str, Any] = {"lr": parameters.learning_rate, "betas": (parameters.beta1, parameters.beta2)}
+    if moments_on_host and not matrices:
+        return HostMomentsAdamW(groups, others[0].device, **options)
     optimizer = Muon(groups, matrices, **options) if matrices else EagerAdamW(groups, fused=True, **options)
     for parameter, moments in zero_moments(model, parameters).items():
         optimizer.state[parameter] = moments
@@ -148,7 +296,7 @@ def clipped_step(optimizer: AdamW, learning_rate: float, *, tokens: int, grad_no
     # Fused AdamW divides the gradients as it reads them, which saves a pass over them.
     divisor = tokens * max(1.0, grad_norm / max_norm)
     device = optimizer.param_groups[0]["params"][0].device
-    scale = torch.tensor(divisor, dtype=torch.float32, device=device)
+    scale = torch.full((), divisor, dtype=torch.float32, device=device)  # torch.tensor would wait for the device
     optimizer.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
     optimizer.found_inf = torch.zeros_like(scale)  # pyright: ignore[reportAttributeAccessIssue]
     optimizer.step()  # pyright: ignore[reportUnknownMemberType]

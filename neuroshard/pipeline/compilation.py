@@ -201,12 +201,17 @@ class Compilation:
         _LOG.warning("Training computes without compilation: %s.", reason)
 
 
-def compilation_of(setting: str, device: torch.device) -> Compilation:
-    """The compilation that the setting `compile`, "auto" or "off", means on this device."""
+def compilation_of(setting: str, device: torch.device, *, has_memory: bool = True) -> Compilation:
+    """The compilation that the setting `compile`, "auto" or "off", means on this device.
+
+    `has_memory` says whether the device has memory for the copy of a block that is compiled.
+    """
     if setting == "off":
         return Compilation(reason="the setting compile is off")
     if device.type not in COMPILED_DEVICES:
         return Compilation(reason=f"nothing is compiled for the device {device.type}")
+    if not has_memory:
+        return Compilation(reason="the device has no memory for the copy of a block")
     return Compilation(is_wanted=True)
 
 

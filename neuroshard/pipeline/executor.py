@@ -23,7 +23,7 @@ from neuroshard.errors import NotReadyError
 from neuroshard.model.backward import backward_from_gradient
 from neuroshard.model.transformer import Block, KeyValueCache, RunBlock, StageModel
 from neuroshard.model.weights import flatten, load_vector, other_weights
-from neuroshard.optim.inner_optimizer import clipped_step
+from neuroshard.optim.inner_optimizer import MOMENTS, PINNED_KINDS, HostMomentsAdamW, clipped_step, host_memory
 from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.microbatch import AcceleratorFullError, AcceleratorLostError
 from neuroshard.pipeline.tensor_checks import LARGEST_VALUE, StageShapes, is_loss, is_within
@@ -115,6 +115,8 @@ class StageExecutor:
         self.tensors = partial(stage_tensors, model, optimizer)
         self._loss_sums: list[Tensor] = []
         self._steps = 0
+        self._pins = device.type in PINNED_KINDS
+        self._host_moments = MOMENTS if isinstance(optimizer, HostMomentsAdamW) else ()  # never on the device
 
     @property
     def weights(self) -> tuple[object, ...]:
@@ -132,7 +134,7 @@ class StageExecutor:
         With `keeps_graph=False`, only the inputs are kept. This needs far less memory and about a third more
         computation.
         """
-        leaf = self._leaf(inputs)
+        leaf = self._sent(inputs, collects_gradient=not self.model.is_first)
         run_block = self.compilation.run_block if keeps_graph else Block.__call__
         with torch.set_grad_enabled(keeps_graph):
             return OpenMicrobatch(leaf, self._activations(leaf, ids, run_block), keeps_graph, ids)
@@ -144,7 +146,7 @@ class StageExecutor:
         since its forward pass.
         """
         output = opened.output if opened.keeps_graph else self._activations(opened.inputs, opened.ids)
-        backward_from_gradient(output, gradient.to(self.device))
+        backward_from_gradient(output, self._sent(gradient))
         return None if self.model.is_first else opened.inputs.grad
 
     def loss(self, inputs: Tensor, labels: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -153,11 +155,10 @@ class StageExecutor:
         The gradient is None if the stage is also the first one. In other stages, a loss that is not finite or not
         plausible also returns None and accumulates nothing, because the same step contains the work of other drivers.
         """
-        leaf = self._leaf(inputs)
+        leaf = self._sent(inputs, collects_gradient=not self.model.is_first)
+        labels = self._sent(labels)
         with autocast(self.device, self.precision):
-            loss_sum = self.model.loss_sum(
-                self.model(leaf, ids=ids, run_block=self.compilation.run_block), labels.to(self.device)
-            )
+            loss_sum = self.model.loss_sum(self.model(leaf, ids=ids, run_block=self.compilation.run_block), labels)
         if not (self.model.is_first or is_loss(loss_sum.item(), labels.numel())):
             return loss_sum.detach(), None
         self._loss_sums.append(loss_sum.detach())
@@ -312,7 +313,8 @@ class StageExecutor:
     def allocate_tensors(self) -> None:
         """Reserve memory for dropped tensors. Their values are undefined until a checkpoint is loaded into them."""
         for tensor in self._held():
-            tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype)
+            is_moment = self._host_moments and not isinstance(tensor, torch.nn.Parameter)
+            tensor.data = host_memory(tensor, self.device if is_moment else CPU)
         self.is_dropped = False
 
     def resume(self) -> None:
@@ -332,9 +334,15 @@ class StageExecutor:
                 if moment.shape == parameter.shape:
                     yield moment
 
-    def _leaf(self, inputs: Tensor) -> Tensor:
-        inputs = inputs.to(self.device)
-        return inputs if self.model.is_first else inputs.detach().requires_grad_()
+    def _sent(self, tensor: Tensor, *, collects_gradient: bool = False) -> Tensor:
+        """Copy a tensor to the device, perhaps as a leaf that collects its gradient.
+
+        A GPU copies from pinned memory while it computes the microbatch before, and this thread does not wait. PyTorch
+        uses the pinned memory again only after the copy has ended.
+        """
+        pins = self._pins and tensor.device.type == "cpu"
+        sent = (tensor.pin_memory() if pins else tensor).to(self.device, non_blocking=pins)
+        return sent.detach().requires_grad_() if collects_gradient else sent
 
     def _activations(self, inputs: Tensor, ids: Tensor | None, run_block: RunBlock = Block.__call__) -> Tensor:
         with autocast(self.device, self.precision):
@@ -344,7 +352,7 @@ class StageExecutor:
         self.model.to(device)
         for state in self.optimizer.state.values():
             for name, value in state.items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and name not in self._host_moments:
                     state[name] = value.to(device)
 
 

@@ -1,16 +1,25 @@
-"""Measures in which precision a stage trains faster on this computer."""
+"""Measures in which precision a stage trains faster on this computer, and remembers it with the computer."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import StorageError
 from neuroshard.model.transformer import StageModel
 from neuroshard.pipeline.executor import Precision, autocast, synchronise
+
+_LOG = logging.getLogger(__name__)
 
 WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
 DOUBTFUL_FACTOR = 1.1  # measured gains within this factor of WORTHWHILE_GAIN may be on its other side
@@ -45,27 +54,31 @@ def probe_precision(
     device: torch.device,
     *,
     sequences: int = 2,
-    rounds: int = 3,
+    rounds: int = 5,
     max_seconds: float = 4.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PrecisionProbe:
-    """Time forward and backward passes in both precisions, alternately. Runs on the compute thread.
+    """Time forward and backward passes in both precisions, in turns. Runs on the compute thread.
 
-    After one untimed pass in each precision, `rounds` timed passes follow, and more while the result is doubtful, until
-    `max_seconds` have passed. The fastest pass counts. No gradients remain.
+    After one untimed pass in each precision, `rounds` timed passes in each follow, and more while the result is
+    doubtful, but none after `max_seconds` except the first. The precision that comes first changes from round to round,
+    and the medians count: a program that disturbs one pass, or slows down all of them by and by, changes no result. No
+    gradients remain.
     """
     inputs, ids = _sample(model, sequences, device)
     started = clock()
-    fastest = {precision: _time_pass(model, inputs, ids, precision, clock) for precision in Precision}  # warm-up
-    probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
-    for turn in range(MOST_ROUNDS * rounds):
-        if (turn >= rounds and not probe.is_doubtful) or clock() - started > max_seconds:
-            break
-        for precision in Precision:
-            seconds = _time_pass(model, inputs, ids, precision, clock)
-            fastest[precision] = seconds if turn == 0 else min(fastest[precision], seconds)
-        probe = PrecisionProbe(fastest[Precision.FP32], fastest[Precision.BF16])
-    return probe
+    for precision in Precision:  # the first pass takes memory and chooses kernels
+        _time_pass(model, inputs, ids, precision, clock)
+    order, seconds = list(Precision), {precision: list[float]() for precision in Precision}
+    while True:
+        for precision in order:
+            seconds[precision].append(_time_pass(model, inputs, ids, precision, clock))
+        order.reverse()
+        probe = PrecisionProbe(median(seconds[Precision.FP32]), median(seconds[Precision.BF16]))
+        turns = len(seconds[Precision.FP32])
+        is_clear = turns >= rounds and not probe.is_doubtful
+        if is_clear or turns >= MOST_ROUNDS * rounds or clock() - started > max_seconds:
+            return probe
 
 
 def _sample(model: StageModel, sequences: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -90,3 +103,88 @@ def _time_pass(
     seconds = clock() - started
     model.zero_grad(set_to_none=True)
     return seconds
+
+
+FILE_NAME = "precision.json"
+MOST_REMEMBERED = 16  # measurements; the oldest is dropped
+_Name = Annotated[str, Meta(max_length=200)]
+_Seconds = Annotated[float, Meta(gt=0, lt=1e6)]
+
+
+class ProbedMachine(Struct, frozen=True):
+    """Everything outside the model that decides which precision is faster."""
+
+    device: _Name  # name of the processor or of the accelerator
+    torch: _Name  # version
+    threads: Annotated[int, Meta(ge=1)]
+
+
+class MeasuredPrecision(Struct, frozen=True):
+    """The result of a probe, with the machine and the work that were measured."""
+
+    machine: ProbedMachine
+    work: _Name
+    fp32_seconds: _Seconds
+    bf16_seconds: _Seconds
+
+    @property
+    def probe(self) -> PrecisionProbe:
+        """The result by itself."""
+        return PrecisionProbe(self.fp32_seconds, self.bf16_seconds)
+
+
+class MeasuredPrecisions(Struct, frozen=True):
+    """Results of earlier starts, the oldest first."""
+
+    measured: Annotated[tuple[MeasuredPrecision, ...], Meta(max_length=MOST_REMEMBERED)] = ()
+
+
+def precision_file(data_dir: Path) -> StateFile[MeasuredPrecisions]:
+    """The file with the results of earlier starts. A node without it measures again."""
+    consequence = "the precision is measured again"
+    return StateFile(data_dir / FILE_NAME, MeasuredPrecisions, "set_aside", consequence, data_dir=data_dir)
+
+
+class RememberedProbes:
+    """Probes of this machine, which a data folder keeps from start to start.
+
+    A result near WORTHWHILE_GAIN would otherwise choose another precision at some starts.
+    """
+
+    def __init__(self, data_dir: Path, device_name: str, threads: int) -> None:
+        self._file = precision_file(data_dir)
+        self._machine = ProbedMachine(device_name[:200], str(torch.__version__), threads)
+
+    def probe(self, model: StageModel, device: torch.device, sequences: int) -> PrecisionProbe:
+        """Return the stored result for this machine and work, or measure and store it. Runs on the compute thread.
+
+        A file that cannot be read or written is logged: the result then counts for this start only.
+        """
+        work = _work(model, sequences)
+        stored = self._read()
+        for measured in stored:
+            if (measured.machine, measured.work) == (self._machine, work):
+                return measured.probe
+        probe = probe_precision(model, device, sequences=sequences)
+        new = MeasuredPrecision(self._machine, work, probe.fp32_seconds, probe.bf16_seconds)
+        try:
+            self._file.write(MeasuredPrecisions((*stored, new)[-MOST_REMEMBERED:]))
+        except StorageError as error:
+            _LOG.warning("%s The next start measures the precision again.", error)
+        return probe
+
+    def _read(self) -> tuple[MeasuredPrecision, ...]:
+        try:
+            stored = self._file.read()
+        except StorageError as error:
+            _LOG.warning("%s The precision is measured again.", error)
+            stored = None
+        return () if stored is None else stored.measured
+
+
+def _work(model: StageModel, sequences: int) -> str:
+    """Sizes that decide the speed of a pass."""
+    a, layers = model.architecture, model.layer_range
+    ends = ("embedding" if model.is_first else "", "head" if model.is_last else "")
+    parts = " and ".join(filter(None, (f"{len(layers)} layers of {a.hidden_size} x {a.feed_forward_size}", *ends)))
+    return f"{parts}, {a.vocabulary_size} ids, {sequences} x {a.sequence_length} tokens"

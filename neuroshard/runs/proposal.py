@@ -7,6 +7,7 @@ from functools import partial
 from typing import Literal
 
 from neuroshard.config.run_parameters import GenesisPins, InnerOptimization, OuterOptimization, RunParameters
+from neuroshard.config.settings import OptimizerMemory
 from neuroshard.identity import hash_parts
 from neuroshard.model.architecture import architecture_for
 from neuroshard.model.memory_need import (
@@ -41,7 +42,14 @@ class HardwareBudget:
     device_tier_mb: int | None
     flops_per_second: float
     ranks: int = 1  # that compute one microbatch each at the same time
+    optimizer_memory: OptimizerMemory = "device"  # "auto": the host's only if a stage does not fit otherwise
+    compiles: bool = False  # blocks, if there is memory for the copy of one
     site_mode: Literal["auto", "replicate", "shard"] = "auto"  # the owner's wish for the tensors on the ranks
+
+    @property
+    def moments_memory(self) -> OptimizerMemory:
+        """Where AdamW's moments may be: a processor, and the ranks of a site, always keep them on the device."""
+        return self.optimizer_memory if self.device != "cpu" and self.ranks == 1 else "device"
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Proposal:
 
 def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
     """Choose the model of a new run. Raises TooLittleMemoryError with the number of MB that is needed."""
+    on_host = room.moments_memory == "host"
     architecture = propose_architecture(
         room.tier_mb,
         vocabulary_size,
@@ -68,8 +77,11 @@ def propose(room: HardwareBudget, vocabulary_size: int) -> Proposal:
             sequences=LARGEST_BATCH,
             flops_per_second=TRAINING_EFFICIENCY * room.flops_per_second,
         ),
+        moments_on_host=on_host,
     )
-    batch = batch_size_for(architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb)
+    batch = batch_size_for(
+        architecture, None, room.tier_mb, room.device, device_tier_mb=room.device_tier_mb, moments_on_host=on_host
+    )
     inner = InnerOptimization(learning_rate=scaled_learning_rate(architecture.hidden_size))
     return Proposal(architecture, batch, inner, microbatches_per_step=room.ranks)
 

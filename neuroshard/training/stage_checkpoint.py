@@ -24,7 +24,7 @@ from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.executor import ComputeThread, Precision, Priority, StageExecutor
-from neuroshard.pipeline.precision_probe import PrecisionProbe, probe_precision
+from neuroshard.pipeline.precision_probe import PrecisionProbe, RememberedProbes, probe_precision
 from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver, StateCapture, WriteReport
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
@@ -305,17 +305,18 @@ def build_stage(
     *,
     policy: CheckpointPolicy | None = None,
     precision: Precision | None = None,
+    probes: RememberedProbes | None = None,
+    moments_on_host: bool = False,
     compilation: Compilation | None = None,
     site: Site | None = None,
 ) -> Stage:
     """Build the stage of `identity.layers`. Runs on the compute thread, which has `identity.threads` threads.
 
     A restored stage keeps the precision of its checkpoint. A new stage, or one whose state came from another computer,
-    uses `precision`, or the result of a probe; a stage that is divided among ranks is not probed. With a `site`, all of
-    its ranks compute the stage.
+    uses `precision`, or the result of a probe, which `probes` remember; a stage that is divided among ranks is not
+    probed. `moments_on_host` frees the device of AdamW's moments. With a `site`, all of its ranks compute the stage.
 
-    Raises StorageError, CheckpointError, and NetworkRefusedError if this computer computes another subspace than the
-    run has.
+    Raises StorageError, CheckpointError, and NetworkRefusedError if this computer's subspace is not the run's.
     """
     model = StageModel(identity.architecture, identity.layers, subspace_of(parameters))
     is_sharded = site is not None and site.is_sharded
@@ -323,7 +324,7 @@ def build_stage(
         precision = precision or (Precision.FP32 if device.type == "cpu" else Precision.BF16)
     else:
         model.to(device)
-    optimizer = make_inner_optimizer(model, parameters.inner)
+    optimizer = make_inner_optimizer(model, parameters.inner, moments_on_host=moments_on_host)
     schema = TensorSchema.of(model)
     sizes = schema.total_size, kept_length(parameters.outer, schema)
     anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used
@@ -336,7 +337,7 @@ def build_stage(
     executor = _executor_of(model, optimizer, device, parameters, compilation=compilation, site=site)
     if restoration.loaded is not None:
         if not restoration.loaded.meta.precision:  # the state came from another computer
-            executor.precision = precision or _probe(model, parameters, device).chosen
+            executor.precision = precision or _probe(model, parameters, device, probes).chosen
         return _restored_stage(
             restoration.loaded,
             warnings=restoration.warnings,
@@ -348,7 +349,7 @@ def build_stage(
     initialise(model, parameters.initial_weights_seed)
     probe = None
     if precision is None:
-        probe = _probe(model, parameters, device)
+        probe = _probe(model, parameters, device, probes)
         precision = probe.chosen
     executor.precision = precision
     weights = flatten(model)
@@ -373,8 +374,16 @@ def _executor_of(
     return own if site is None else SiteExecutor(own, site, parameters)
 
 
-def _probe(model: StageModel, parameters: RunParameters, device: torch.device) -> PrecisionProbe:
-    return probe_precision(model, device, sequences=min(2, parameters.batch_size))
+MOST_PROBED = 4  # sequences: the gain of bf16 grows with them, and the time of the probe does too
+
+
+def _probe(
+    model: StageModel, parameters: RunParameters, device: torch.device, probes: RememberedProbes | None
+) -> PrecisionProbe:
+    sequences = min(MOST_PROBED, parameters.batch_size)
+    if probes is None:
+        return probe_precision(model, device, sequences=sequences)
+    return probes.probe(model, device, sequences)
 
 
 def _restored_stage(

@@ -59,7 +59,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
         "utilisation_int8",
     ),
     "nodes": (
-        *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m"),
+        *("start", "learning", "kill", "dashboards", "foreground", "paused", "node_speed_5m", "node_speed_350m", "gpu"),
         *("first_record", "state_joining", "real_together"),
     ),
     "pipelines": ("pipeline_speed", "pipeline_join", "pipeline_kills"),

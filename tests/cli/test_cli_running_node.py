@@ -237,11 +237,12 @@ def test_the_doctor_finds_everything_well(neuroshard: Command, node: NodeProcess
     assert outcome.code == 0
     facts = outcome.json()
     assert {finding["subject"] for finding in facts["findings"]} == {
-        *("python", "torch", "device", "memory", "disk", "port", "p2p port", "nat", "peers"),
+        *("python", "torch", "device", "precision", "speed", "memory", "disk", "port", "p2p port", "nat", "peers"),
         *("autostart", "token", "data", "clock"),
     }  # fmt: skip
     details = {finding["subject"]: finding["detail"] for finding in facts["findings"]}
     assert str(node.port) in details["port"]
+    assert f"the running node computes in {node.get('/api/status')['training']['precision']}; " in details["precision"]
     assert "16 shards, signed" in details["data"]
     status = node.get("/api/status")
     assert status["network"]["explanation"] in details["nat"]

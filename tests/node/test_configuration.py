@@ -29,6 +29,7 @@ CHANGES: dict[str, JsonValue] = {
     "monthly_quota": 100,
     "spare_metered": "false",
     "cpu_percent": 50,
+    "gpu_share": "10",
     "gpu_max_temperature": 80,
     "gpu_max_power": "200",
 }

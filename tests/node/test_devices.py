@@ -5,6 +5,7 @@ Simulated are only PyTorch's own questions to the drivers; no accelerator is nee
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from neuroshard.cli.doctor import Case, device
+from neuroshard.cli.doctor import Case, device, memory, speed
 from neuroshard.config.loading import load_settings
 from neuroshard.errors import UsageError
+from neuroshard.host import computer, matmul_speed, nvidia
 from neuroshard.host.resources import Device, ResourceSampler, choose_device, devices_of
 from neuroshard.pipeline.executor import ComputeThread
 
@@ -79,6 +81,29 @@ def test_a_number_chooses_the_device_with_its_memory_and_uuid() -> None:
     assert (second.index, second.memory_mb, second.label) == (1, 72_000, "NVIDIA A100 (cuda:1)")
     assert second.torch_device() == torch.device("cuda", 1)
     assert second.gpu_uuid == "GPU-80-A100"
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("limit_mb", "planned_mb"), [(None, 72_000), (20_000, 20_000), (500_000, 72_000)])
+def test_pytorch_takes_no_more_of_the_gpu_than_the_owner_allows(
+    monkeypatch: pytest.MonkeyPatch, limit_mb: int | None, planned_mb: int
+) -> None:
+    """Of 80 GB; the context of the process counts, too, and PyTorch does not count it."""
+    fractions = dict[int, float]()
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, index: fractions.update({index: part})
+    )
+    device = choose_device("cuda:1").limited_to(limit_mb)
+    assert device.memory_mb == planned_mb
+    device.make_current()
+    assert fractions == {1: pytest.approx((planned_mb - 500) / 80_000)}
+
+
+def test_the_processor_has_no_limit_of_a_gpu() -> None:
+    device = choose_device("cpu").limited_to(4_000)
+    assert device == Device("cpu", "CPU")
+    device.make_current()
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -162,6 +187,7 @@ def test_a_driver_that_does_not_show_its_use_leaves_that_out(monkeypatch: pytest
 def test_the_compute_thread_works_on_the_chosen_device(monkeypatch: pytest.MonkeyPatch, compute: ComputeThread) -> None:
     chosen = list[int]()
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
     compute.submit(choose_device("cuda:1").make_current).result()
     compute.submit(choose_device("cpu").make_current).result()
     assert chosen == [1]
@@ -174,3 +200,79 @@ def test_the_doctor_shows_the_chosen_device_with_memory_and_capability(tmp_path:
     assert finding.is_well
     assert finding.detail.startswith("NVIDIA A100 (cuda:1), 72,000 MB, compute capability 9.0, driver ")
     assert finding.detail.endswith(", 2 CPU threads")
+
+
+def test_the_doctor_says_what_the_processor_reaches_and_why_not_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul_speed, "matmul_flops_per_second", lambda *_: 1.2e12)
+    monkeypatch.setattr(computer, "default_threads", lambda: 4)
+    settings = {"device": "cpu", "cpu_threads": 2, "cpu_percent": 50, "data_dir": tmp_path}
+    finding = speed(Case(load_settings(settings, {}), None))
+    assert finding.is_well
+    assert finding.detail == (
+        "matrix products at 1.20 TFLOP/s (measured now); training reaches about half: "
+        "1,000 tokens/s with 100 M parameters, 100 with 1 B"
+    )
+    assert finding.action == "cpu_threads allows 2 of 4 cores. cpu_percent allows 50 % of the time."
+    whole = speed(Case(load_settings({"device": "cpu", "data_dir": tmp_path}, {}), None))
+    assert whole.action == ""
+
+
+def test_the_doctor_shows_the_speed_of_the_running_node(tmp_path: Path) -> None:
+    status = {"acceleration": {"tokens_per_second": 1e5, "mfu": 0.42, "peak_flops": 989e12, "peak_source": "table"}}
+    finding = speed(Case(load_settings({"data_dir": tmp_path}, {}), status))
+    assert finding.detail == "the running node trains at 100,000 tokens/s, 42% of 989.00 TFLOP/s (table)"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_doctor_says_what_a_gpu_reaches_and_why_not_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "old_driver", lambda _cuda: "The driver is old.")
+    settings = {"device": "cuda:0", "compile": "off", "max_gpu_memory": 9_000, "data_dir": tmp_path}
+    finding = speed(Case(load_settings(settings, {}), None))
+    assert finding.detail.startswith("matrix products at 989.00 TFLOP/s (data sheet); training reaches about half: ")
+    assert finding.action == ("The driver is old. compile = off: training stays eager. max_gpu_memory allows 9,000 MB.")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: turing(H200, 140))
+    assert "no units for bf16: its compute capability is 7.5" in speed(Case(load_settings(settings, {}), None)).action
+    shown = memory(Case(load_settings({**settings, "memory": 100_000}, {}), None)).detail
+    assert re.search(r"; 9,000 MB of the GPU: up to \d+ M parameters, or \d+ M with the optimizer in", shown)
+
+
+def turing(name: str, gigabytes: int) -> SimpleNamespace:
+    found = properties(name, gigabytes)
+    found.major, found.minor = 7, 5
+    return found
+
+
+class OldDriver:
+    """As much of pynvml as shows the version of CUDA."""
+
+    class NVMLError(Exception):
+        """As in pynvml."""
+
+    def __init__(self, version: int | None) -> None:
+        self._version = version
+
+    def nvmlInit(self) -> None:  # noqa: N802 - as in pynvml
+        if self._version is None:
+            raise self.NVMLError
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int | None:  # noqa: N802 - as in pynvml
+        return self._version
+
+
+@pytest.mark.parametrize(
+    ("version", "built_for", "is_old"),
+    [
+        (12_040, "12.8", True),
+        (12_080, "12.8", False),
+        (13_000, "12.8", False),
+        (None, "12.8", False),
+        (12_040, None, False),
+    ],
+)
+def test_a_driver_for_an_older_cuda_than_pytorchs_is_named(
+    *, version: int | None, built_for: str | None, is_old: bool
+) -> None:
+    told = nvidia.old_driver(built_for, OldDriver(version))
+    assert told == ("The driver is for CUDA 12.4, and PyTorch was built for 12.8: update the driver." if is_old else "")

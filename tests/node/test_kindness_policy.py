@@ -27,7 +27,10 @@ UNKNOWN = st.builds(Unknown, st.just("nobody tells"))
 MAYBE = st.one_of(st.none(), st.booleans(), UNKNOWN)
 NAMES = st.frozensets(st.sampled_from(["blender", "game", "video"]), max_size=3)
 GPUS = st.builds(
-    GpuReading, st.none() | st.integers(0, 120), st.none() | st.floats(0, 1000, allow_nan=False, allow_infinity=False)
+    GpuReading,
+    st.none() | st.integers(0, 120),
+    st.none() | st.floats(0, 1000, allow_nan=False, allow_infinity=False),
+    st.one_of(st.none(), st.floats(0, 100), UNKNOWN),
 )
 OBSERVED = st.builds(
     HostReadings,
@@ -47,6 +50,7 @@ RULES = st.builds(
     programs=NAMES.map(tuple),
     schedule=SCHEDULES,
     cpu_percent=st.integers(1, 100),
+    gpu_share=st.integers(0, 100),
     gpu_celsius=st.none() | st.integers(30, 110),
     gpu_watts=st.none() | st.integers(10, 500),
 )
@@ -91,7 +95,7 @@ def test_what_is_unknown_or_not_looked_at_never_pauses(rules: Rules, local: date
 
 @given(OBSERVED, TIMES, SHARES)
 def test_rules_that_are_off_decide_nothing(observed: HostReadings, local: datetime, share: float) -> None:
-    off = Rules(pause_on_battery=False, pause_on_full_screen=False)
+    off = Rules(pause_on_battery=False, pause_on_full_screen=False, gpu_share=100)
     assert decide(off, observed, None, local, share).action is TrainingAction.RUN
 
 
@@ -194,3 +198,35 @@ def test_a_gpu_settles_at_its_power_limit(limit: int, full_watts: int, idle_watt
     late = looks[100:]
     assert max(late) <= limit + RECOVERY_STEP * full_watts
     assert min(late) >= min(full_watts, 0.85 * limit)
+
+
+USED, UNUSED = (GpuReading(50, 100.0, percent) for percent in (35.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("rules", "gpu", "action", "rule", "share"),
+    [
+        (Rules(), USED, TrainingAction.THROTTLE, "gpu_share", 0.25),
+        (Rules(), UNUSED, TrainingAction.RUN, "", 1.0),
+        (Rules(gpu_share=0), USED, TrainingAction.PAUSE, "gpu_share", 0.0),
+        (Rules(gpu_share=0), UNUSED, TrainingAction.RUN, "", 1.0),
+        (Rules(gpu_share=100), USED, TrainingAction.RUN, "", 1.0),
+        (Rules(cpu_percent=10), USED, TrainingAction.THROTTLE, "cpu_percent", 0.1),
+        (Rules(cpu_percent=50), USED, TrainingAction.THROTTLE, "gpu_share", 0.25),
+        (Rules(), GpuReading(50, 100.0, Unknown("in a container")), TrainingAction.RUN, "", 1.0),
+        (Rules(), Unknown("no driver"), TrainingAction.RUN, "", 1.0),
+        (Rules(gpu_share=0), None, TrainingAction.RUN, "", 1.0),
+    ],
+)
+def test_the_gpu_is_left_to_another_program(
+    rules: Rules, gpu: GpuReading | Unknown | None, action: TrainingAction, rule: str, share: float
+) -> None:
+    decision = decide(rules, HostReadings(gpu=gpu), None, NOON)
+    assert (decision.action, decision.rule, decision.share) == (action, rule, share)
+    if rule == "gpu_share":
+        assert "while another program uses the GPU" in decision.reason
+
+
+def test_use_by_others_is_shown_in_words() -> None:
+    shown = [readings(HostReadings(gpu=gpu))[0].value for gpu in (USED, UNUSED)]
+    assert shown == ["50 °C, 100 W, other programs use 35 %", "50 °C, 100 W, other programs use 4 %"]

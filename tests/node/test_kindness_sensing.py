@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from neuroshard.host.nvidia import HOLD_SECONDS, GpuSensor, training_gpus
 from neuroshard.host.owner_policy import GpuReading, Rules, Unknown
 from neuroshard.host.sensors import (
-    GpuSensor,
     Sensors,
     X11Display,
     full_screen_from_state,
@@ -30,7 +30,6 @@ from neuroshard.host.sensors import (
     runs_on_battery,
     runs_on_battery_linux,
     session_idle_seconds,
-    training_gpus,
 )
 from tests.worlds.system_programs import xvfb_path
 
@@ -233,6 +232,92 @@ def test_a_gpu_that_does_not_tell_its_power_and_a_driver_that_restarts() -> None
     driver.is_lost = False
     assert sensor.look() == GpuReading(71, 215.4)
     assert driver.begun == 2
+
+
+class SharedGpu(Driver):
+    """A GPU with several programs on it; times of the samples are in seconds here."""
+
+    class NVMLError_NotFound(Driver.NVMLError):  # noqa: N801 - as in pynvml
+        """As in pynvml."""
+
+    NVMLError = Driver.NVMLError
+    OWN = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.present = [self.OWN, 7]
+        self.samples = list[tuple[float, int, int]]()  # time, process, percent
+        self.reports_use = True
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[Any]:  # noqa: N802 - as in pynvml
+        return [SimpleNamespace(pid=process) for process in self.present]
+
+    def nvmlDeviceGetProcessUtilization(self, _: str, since: int) -> list[Any]:  # noqa: N802 - as in pynvml
+        if not self.reports_use:
+            raise self.NVMLError_NotSupported("Not Supported")
+        found = [
+            SimpleNamespace(pid=process, timeStamp=int(time * 1e6), smUtil=percent)
+            for time, process, percent in self.samples
+            if time * 1e6 > since
+        ]
+        if not found:
+            raise self.NVMLError_NotFound("Not Found")
+        return found
+
+
+def test_only_the_use_by_other_programs_counts_and_counts_for_a_while() -> None:
+    now, gpu = 1_000.0, SharedGpu()
+    sensor = GpuSensor("GPU-1", gpu, process=SharedGpu.OWN, wall_clock=lambda: now)
+
+    def others() -> float | Unknown | None:
+        reading = sensor.look(others=True)
+        assert isinstance(reading, GpuReading)
+        return reading.others
+
+    gpu.samples = [(999.5, SharedGpu.OWN, 98), (900.0, 7, 90)]  # the second is long past
+    assert others() == 0.0
+    gpu.samples += [(1_000.5, 7, 40), (1_000.7, 7, 20), (1_000.7, 8, 5), (1_000.8, SharedGpu.OWN, 50)]
+    now = 1_001.0
+    assert others() == 35.0
+    now = 1_002.0
+    assert others() == 35.0  # nothing new: it may be between two frames
+    now = 1_001.0 + HOLD_SECONDS + 0.1
+    assert others() == 0.0
+    assert sensor.look() == GpuReading(71, None)
+
+
+def test_the_processes_of_this_node_are_no_other_programs() -> None:
+    """A rank of a site trains on a GPU in a process of its own."""
+    gpu = SharedGpu()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank:
+        gpu.present, gpu.samples = [os.getpid(), rank.pid], [(999.5, os.getpid(), 50), (999.5, rank.pid, 45)]
+        reading = GpuSensor("GPU-1", gpu, wall_clock=lambda: 1_000.0).look(others=True)
+        rank.kill()
+    assert isinstance(reading, GpuReading)
+    assert reading.others == 0.0
+
+
+def test_use_that_cannot_be_told_apart_is_unknown() -> None:
+    gpu = SharedGpu()
+    gpu.present = [4_711]  # as in a container, where this process has another id
+    gpu.samples = [(999.5, 4_711, 90)]
+    sensor = GpuSensor("GPU-1", gpu, process=SharedGpu.OWN, wall_clock=lambda: 1_000.0)
+    reading = sensor.look(others=True)
+    assert isinstance(reading, GpuReading)
+    assert isinstance(reading.others, Unknown)
+    assert not reading.is_used_by_others
+    gpu.present, gpu.reports_use = [SharedGpu.OWN], False
+    reading = sensor.look(others=True)
+    assert isinstance(reading, GpuReading)
+    assert reading.others == Unknown("this GPU does not report its use by program")
+
+
+def test_the_fake_has_the_functions_of_the_library() -> None:
+    import pynvml
+
+    for name in vars(SharedGpu) | vars(Driver):
+        if name.startswith(("nvml", "NVML")):
+            assert hasattr(pynvml, name)
 
 
 def test_without_a_driver_a_gpu_is_unknown() -> None:

@@ -9,27 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
+from neuroshard.config.settings import OptimizerMemory
 from neuroshard.errors import TooLittleMemoryError, UsageError
 from neuroshard.membership.stage_coverage import StageRange
-from neuroshard.model.architecture import architecture_for, plan_of
+from neuroshard.model.architecture import architecture_for, layer_matrices_count, parameter_count, plan_of
 from neuroshard.model.memory_need import MEGABYTE, DeviceKind, PipelineLoad
 from neuroshard.node.own_stages import (
     LEAST_OPEN,
     MOST_OPEN,
     REMEMBERED_OF_DRIVER,
     USUAL_OPEN,
+    DevicePlan,
     StageWork,
     best_load,
+    device_plan,
     least_load,
     need_of,
-    site_mode,
     stage_work,
     windows_of,
 )
-from neuroshard.node.site_ranks import choose_mode
-from neuroshard.runs.proposal import HardwareBudget
+from neuroshard.node.site_ranks import follow_plan
+from neuroshard.runs.proposal import HardwareBudget, propose
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.site import Site
+from neuroshard.types import Architecture, LayerRange
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)
@@ -116,26 +119,124 @@ def test_activations_of_open_microbatches_count() -> None:
     assert need_of(STAGED, StageRange(3, 4), room(9_000), last).device.activations == none  # both passes in one job
 
 
+BILLION = Architecture(2048, 24, 16, 16, 5632, 32_000, 512)  # 1.36 billion parameters
+WHOLE = replace(STAGED, architecture=BILLION, stage_count=1, batch_size=1, sequences_per_step=1)
+ALL = StageRange(0, 1)
+
+
+def gpu(megabytes: int, optimizer_memory: OptimizerMemory = "auto", *, ranks: int = 1) -> HardwareBudget:
+    return HardwareBudget(100_000, "cuda", megabytes, 1e15, ranks, optimizer_memory=optimizer_memory, compiles=True)
+
+
+def test_a_card_of_24_gb_trains_1_3_billion_parameters_with_moments_on_the_host() -> None:
+    """21,500 MB of it may be used. Weights, gradients and moments in fp32 take 21,700."""
+    room = gpu(21_500)
+    assert parameter_count(BILLION) > 1.3e9
+    assert device_plan(WHOLE, ALL, room) == DevicePlan(moments_on_host=True, compiles=True)
+    assert need_of(WHOLE, ALL, room, None).fits(room.tier_mb, room.device_tier_mb)
+    with pytest.raises(TooLittleMemoryError):
+        windows_of(WHOLE, gpu(21_500, "device"), None)
+    assert windows_of(WHOLE, room, None) == (ALL,)
+    assert device_plan(WHOLE, ALL, gpu(40_000)) == DevicePlan(moments_on_host=False, compiles=True)
+    assert device_plan(WHOLE, ALL, gpu(40_000, "host")) == DevicePlan(moments_on_host=True, compiles=True)
+
+
+def test_what_can_be_given_up_is_given_up_in_order() -> None:
+    """With less and less memory: compilation first, then the place of the moments, then both."""
+    plans = [device_plan(WHOLE, ALL, gpu(megabytes)) for megabytes in range(40_000, 10_000, -100)]
+    order = list(dict.fromkeys((plan.moments_on_host, plan.compiles) for plan in plans))
+    assert order[:4] == [(False, True), (False, False), (True, True), (True, False)]
+
+
+def test_moments_stay_on_the_device_of_a_processor_a_site_and_muon() -> None:
+    muon = replace(WHOLE, inner=replace(WHOLE.inner, optimizer="muon"))
+    for parameters, room in (
+        (WHOLE, replace(gpu(21_500, "host"), device="cpu", device_tier_mb=None)),
+        (WHOLE, gpu(21_500, "host", ranks=2)),
+        (muon, gpu(21_500, "host")),
+    ):
+        assert not device_plan(parameters, ALL, room).moments_on_host
+    on_host = need_of(WHOLE, ALL, gpu(21_500, "host"), None)
+    assert on_host.host.moments == 8 * parameter_count(BILLION)
+    assert not on_host.fits(20_000, 21_500)  # the host's limit counts them
+
+
+def test_more_stages_than_fit_with_moments_on_the_device_are_not_held() -> None:
+    """A node holds stages with moments on the host only if it could not hold one otherwise."""
+    parameters = replace(WHOLE, stage_count=4, sequences_per_step=8)
+    on_device, auto, on_host = (
+        max(map(len, windows_of(parameters, gpu(12_000, place), None))) for place in ("device", "auto", "host")
+    )
+    assert on_device == auto < on_host
+
+
+def test_a_new_run_is_larger_if_the_owner_keeps_moments_on_the_host() -> None:
+    auto, on_device, on_host = (
+        parameter_count(propose(gpu(8_000, place), 32_000).architecture) for place in ("auto", "device", "host")
+    )
+    assert auto == on_device < on_host
+
+
+def test_the_copy_of_a_block_that_is_compiled_counts() -> None:
+    need = need_of(WHOLE, ALL, gpu(40_000), None)
+    assert need.device.compilation > 3 * 4 * layer_matrices_count(BILLION, LayerRange(0, 1))
+    eager = need_of(WHOLE, ALL, replace(gpu(40_000), compiles=False), None)
+    assert eager.device_bytes == pytest.approx(need.device_bytes - 1.05 * need.device.compilation)
+
+
 def test_a_site_divides_only_a_stage_that_fits_no_device() -> None:
     """`site_mode` auto: replicate where one device can hold the stage, else shard; an owner may choose either."""
     run = replace(STAGED, stage_count=1, batch_size=1)
-    whole = StageRange(0, 1)
-    need = need_of(run, whole, HardwareBudget(64_000, "cuda", None, 1e9), None).device_bytes // MEGABYTE
+    need = need_of(run, ALL, HardwareBudget(64_000, "cuda", None, 1e9), None).device_bytes // MEGABYTE
     large, small = (HardwareBudget(64_000, "cuda", mb, 1e9, 4) for mb in (need + 1, need - 1))
-    assert site_mode(run, whole, large) == "replicate"
-    assert site_mode(run, whole, small) == "shard"
-    assert site_mode(run, whole, replace(small, ranks=1)) == "replicate"
-    assert site_mode(run, whole, replace(large, site_mode="shard")) == "shard"
-    assert windows_of(run, small, None) == (whole,)
+    assert device_plan(run, ALL, large).mode == "replicate"
+    assert device_plan(run, ALL, small).mode == "shard"
+    assert device_plan(run, ALL, replace(large, site_mode="shard")).mode == "shard"
+    for wish in ("auto", "shard"):
+        assert device_plan(run, ALL, replace(small, ranks=1, site_mode=wish)).mode == "replicate"
+    assert windows_of(run, small, None) == (ALL,)
     with pytest.raises(TooLittleMemoryError):
         windows_of(run, replace(small, site_mode="replicate"), None)
     muon = replace(run, inner=replace(run.inner, optimizer="muon"))
-    assert site_mode(muon, whole, replace(small, device_tier_mb=1000)) == "replicate"
+    assert device_plan(muon, ALL, replace(small, device_tier_mb=1000)).mode == "replicate"
+
+
+def test_a_site_gives_up_compilation_before_it_divides_a_stage() -> None:
+    """Whatever the owner wants for the moments, they stay on the ranks; the blocks of a divided stage stay eager."""
+    plans = [
+        device_plan(WHOLE, ALL, gpu(megabytes, wish, ranks=4))
+        for wish in ("auto", "host")
+        for megabytes in range(40_000, 10_000, -100)
+    ]
+    assert list(dict.fromkeys(plans)) == [DevicePlan(compiles=True), DevicePlan(), DevicePlan(mode="shard")]
+    divided = need_of(WHOLE, ALL, gpu(18_000, ranks=4), None)
+    assert divided.fits(100_000, 18_000)
+    assert (divided.device.compilation, divided.host.moments) == (0, 0)
+    assert divided.device.gathered > 0
+
+
+def test_a_site_of_more_stages_than_fit_undivided_holds_no_more_of_them() -> None:
+    """Dividing lets a site hold a stage at all; only the owner's wish lets it hold more of them."""
+    parameters = replace(WHOLE, stage_count=4, sequences_per_step=8)
+    room = gpu(12_000, ranks=4)
+    undivided, auto, divided = (
+        max(map(len, windows_of(parameters, replace(room, site_mode=wish), None)))
+        for wish in ("replicate", "auto", "shard")
+    )
+    assert undivided == auto < divided
 
 
 def test_a_run_with_muon_is_not_divided() -> None:
     site = Site(SitePlan(2), 2, "cpu", threads=1)
-    choose_mode(site, STAGED, "shard")
+    follow_plan(site, STAGED, DevicePlan(mode="shard"))
     assert site.is_sharded
     with pytest.raises(UsageError, match="needs whole matrices"):
-        choose_mode(site, replace(STAGED, inner=replace(STAGED.inner, optimizer="muon")), "shard")
+        follow_plan(site, replace(STAGED, inner=replace(STAGED.inner, optimizer="muon")), DevicePlan(mode="shard"))
+
+
+def test_the_ranks_of_a_site_compile_only_if_the_plan_has_memory_for_it() -> None:
+    site = Site(SitePlan(2), 2, "cpu", threads=1, compilation="auto")
+    follow_plan(site, STAGED, DevicePlan(compiles=True))
+    assert site.compilation == "auto"
+    follow_plan(site, STAGED, DevicePlan())
+    assert (site.compilation, site.is_sharded) == ("off", False)

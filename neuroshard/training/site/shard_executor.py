@@ -110,6 +110,9 @@ class ShardExecutor(StageExecutor):
         torch.autograd.backward(loss_sum)
         return loss_sum.detach(), None if self.model.is_first else leaf.grad
 
+    def _leaf(self, inputs: Tensor) -> Tensor:
+        return self._sent(inputs, collects_gradient=not self.model.is_first)
+
     def _loss_sum(self, leaf: Tensor, labels: Tensor, ids: Tensor | None) -> Tensor:
         with autocast(self.device, self.precision):
             return self.model.loss_sum(self.model(leaf, ids=ids), labels.to(self.device))
