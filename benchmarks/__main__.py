@@ -48,6 +48,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "paused": ("paused", ()),
     "membership": ("membership", ()),
     "meeting": ("meeting", ()),
+    "organiser": ("organiser", ()),
     "first_record": ("first_record", ()),
     "line_speed": ("line_speed", ("shaped",)),
     "punched_speed": ("punched_speed", ("punched",)),

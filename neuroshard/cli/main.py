@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from neuroshard import __version__
-from neuroshard.cli import checkpoint, desktop, doctor, genesis, remote, run, start, talk, update, wallet
+from neuroshard.cli import checkpoint, desktop, doctor, genesis, organise, remote, run, start, talk, update, wallet
 from neuroshard.cli.failures import exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
     CompileOption,
@@ -40,6 +40,7 @@ from neuroshard.cli.options import (
     NoRelay,
     NoTraining,
     OptimizerMemoryOption,
+    OrganiserUrl,
     OwnText,
     P2pHost,
     P2pPort,
@@ -137,6 +138,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(genesis.app, name="genesis")
 app.add_typer(run.app, name="run")
 app.add_typer(update.app, name="update")
+app.add_typer(organise.app, name="organise")
 app.add_typer(desktop.autostart_app, name="autostart")
 app.command("demo")(start.demo)
 app.command("seed")(start.seed)
@@ -167,6 +169,7 @@ def node(
     data_dir: DataDir = None,
     run_id: RunId = None,
     invite: Invite = None,
+    organiser: OrganiserUrl = None,
     peer: Peers = None,
     p2p_port: P2pPort = None,
     p2p_host: P2pHost = None,

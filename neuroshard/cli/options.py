@@ -97,6 +97,15 @@ Invite = Annotated[
         rich_help_panel=_MEETING,
     ),
 ]
+OrganiserUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--organiser",
+        metavar="URL",
+        help="Organiser that admits this node to an organised run. (default: the one that admitted it before)",
+        rich_help_panel=_MEETING,
+    ),
+]
 Peers = Annotated[
     list[str] | None,
     typer.Option(

@@ -16,6 +16,7 @@ from msgspec import Meta
 from neuroshard.types import LARGEST_REAL, Architecture, HexDigest, HexKey, PositiveCount, PositiveReal
 
 MAX_SEEDS = 16
+MAX_AUTHORITIES = 3
 MAX_UNEQUAL_STAGES = 128
 SUBSPACE_CACHE_MB = 64
 CodecName: TypeAlias = Literal["fp32", "bf16", "int8", "int4", "topk"]
@@ -105,7 +106,7 @@ class RunParameters:
     genesis: GenesisPins
     inner: InnerOptimization = field(default_factory=InnerOptimization)
     outer: OuterOptimization = field(default_factory=OuterOptimization)
-    admission: Literal["friends", "strangers"] = field(default="friends", metadata={"since": 2})
+    admission: Literal["friends", "admitted", "strangers"] = field(default="friends", metadata={"since": 2})
     holds_from_outer_step: _Whole = field(default=0, metadata={"since": 2})  # a later version applies from this step
     seeds: Annotated[tuple[str, ...], Meta(max_length=MAX_SEEDS)] = field(
         default=(), metadata={"since": 2}
@@ -124,3 +125,11 @@ class RunParameters:
     # the frozen rows of tokens on each device.
     subspace_sha256: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = field(default="", metadata={"since": 7})
     subspace_cache_mb: PositiveCount = field(default=SUBSPACE_CACHE_MB, metadata={"since": 7})
+    authority: Annotated[tuple[HexKey, ...], Meta(max_length=MAX_AUTHORITIES)] = field(
+        default=(), metadata={"since": 9}
+    )  # keys whose holders, the organisers, admit nodes to an organised run
+
+    @property
+    def admits_strangers(self) -> bool:
+        """Whether nodes that are not friends may take part: any node, or any that an organiser admits."""
+        return self.admission != "friends"

@@ -145,6 +145,9 @@ FORMS: dict[str, SettingForm] = {
     "peer": SettingForm(_NET, "Known nodes", "Addresses of nodes to call first.", level=_MORE, unset="none"),
     "run": SettingForm(_RUN, "Run", "The run to train in.", level=_MORE, unset="the default run"),
     "invite": SettingForm(_RUN, "Invitation", "The invitation with which this node joins a run.", level=_MORE),
+    "organiser": SettingForm(
+        _RUN, "Organiser", "Address of the organiser that admits this node.", level=_MORE, unset="the last one"
+    ),
     "genesis": SettingForm(_RUN, "Training text from", "Place of the training text.", level=_MORE),
     "text": SettingForm(_RUN, "Own text", "Folder with your own text files to train on.", level=_MORE, unset="none"),
     "inner_steps": SettingForm(

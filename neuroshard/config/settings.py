@@ -84,6 +84,16 @@ def _site(value: str) -> str:
     return value
 
 
+def _organiser(value: str) -> str:
+    parts = urlsplit(value.strip())
+    host, _ = parts.hostname or "", parts.port  # raises ValueError for a port that is not a number
+    is_plain = not parts.query and not parts.fragment and parts.username is None
+    is_safe = parts.scheme == "https" or (parts.scheme == "http" and host in {"localhost", "127.0.0.1", "::1"})
+    if not host or not is_plain or not is_safe:
+        raise ValueError("not an https:// address")
+    return value.strip().rstrip("/")
+
+
 def _own_address(value: str) -> str:
     ip_address(value)  # raises ValueError for a text that is not an IP address
     return value
@@ -220,6 +230,13 @@ class Settings(BaseModel):
     ] = None
     invite: Annotated[
         SecretStr | None, SettingNote("an invitation: its code, its link, or the path of its file", Applies.NOT_STORED)
+    ] = None
+    organiser: Annotated[
+        Annotated[str, AfterValidator(_organiser)] | None,
+        SettingNote(
+            "the https:// address of an organiser, or http:// on this computer; unset: the last one",
+            owner="`neuroshard --organiser URL`",
+        ),
     ] = None
     peer: Annotated[
         Addresses,

@@ -37,9 +37,10 @@ def check_parameters(parameters: RunParameters) -> None:
         raise ValueError("next_merge_id must not exceed vocabulary_size")
     for seed in parameters.seeds:
         checked_multiaddr(seed)
+    _check_authority(parameters)
     if (objection := scheme_objection(parameters.outer)) is not None:
         raise ValueError(objection)
-    if parameters.routing == "balanced" and parameters.admission == "strangers":
+    if parameters.routing == "balanced" and parameters.admits_strangers:
         raise ValueError(
             "routing must be lanes where strangers are admitted: balanced routing would let one hostile node touch "
             "the work of every driver"
@@ -49,16 +50,27 @@ def check_parameters(parameters: RunParameters) -> None:
             "inner.optimizer must be adamw with strategy averaging: all replicas compute the step of AdamW on the "
             "averaged gradient"
         )
-    if parameters.outer.codec == "topk" and parameters.admission == "strangers":
+    if parameters.outer.codec == "topk" and parameters.admits_strangers:
         raise ValueError(
             "codec must not be topk where strangers are admitted: its rule is the mean of all, which has no protection "
             "from liars; use codec = int8 or int4"
         )
-    if parameters.outer.strategy == "averaging" and parameters.admission == "strangers":
+    if parameters.outer.strategy == "averaging" and parameters.admits_strangers:
         raise ValueError(
             "strategy must not be averaging where strangers are admitted: the mean of gradients has no protection from "
             "liars; use diloco"
         )
+
+
+def _check_authority(parameters: RunParameters) -> None:
+    keys = parameters.authority
+    if (parameters.admission == "admitted") != bool(keys):
+        raise ValueError(
+            "authority names the keys of the organisers, so admission = admitted needs at least one key there, and "
+            "other runs have none"
+        )
+    if len(set(keys)) != len(keys):
+        raise ValueError("authority names a key twice")
 
 
 def _check_stage_layers(parameters: RunParameters) -> None:

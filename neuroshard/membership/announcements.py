@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from neuroshard.identity.admissions import AdmissionBytes
 from neuroshard.identity.invitations import PassBytes
 from neuroshard.model.architecture import StagePlan
 from neuroshard.network.transport import DirectoryRecord
@@ -28,6 +29,7 @@ class Announcement(DirectoryRecord, frozen=True, forbid_unknown_fields=True):
     is_relay: bool
     version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS, pattern=PRINTABLE)]  # of the software
     member_pass: PassBytes | None = None  # of the node's wallet, among friends
+    admission: AdmissionBytes | None = None  # of the node, in an organised run
 
 
 def report_topic(run_id: RunId) -> str:

@@ -25,7 +25,7 @@ from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.clock_skew import ClockSkew
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
-from neuroshard.membership.run_members import RunMembers
+from neuroshard.membership.run_members import NOTHING_SHOWN, Papers, RunMembers
 from neuroshard.network import ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, RECORD_KIND, RECORD_SECONDS
 from neuroshard.types import NodeId, RunId, WalletId
@@ -69,7 +69,7 @@ class ClaimRules(Generic[T]):
     sequence_of: Callable[[T], int] | None  # must rise from claim to claim of a node; None: may be repeated
     max_bytes: int
     max_age_seconds: float
-    pass_of: Callable[[T], bytes | None] | None = None  # the pass that the claim shows; None: this kind shows none
+    shown_by: Callable[[T], Papers] | None = None  # pass and admission in a claim; None: this kind shows none
 
 
 @dataclass
@@ -158,6 +158,11 @@ def _foreign_address(announcement: Announcement, node_id: NodeId) -> str:
     return "" if announcement.leads_to(node_id) else "its addresses must end with /p2p/ and the node's id"
 
 
+def _shown_by(announcement: Announcement) -> Papers:
+    shown, admission = announcement.member_pass, announcement.admission
+    return Papers(() if shown is None else (shown,), admissions=() if admission is None else (admission,))
+
+
 REPORT_RULES: ClaimRules[TrainingReport] = ClaimRules(
     kind=REPORT_KIND,
     form=TrainingReport,
@@ -175,7 +180,7 @@ ANNOUNCEMENT_RULES: ClaimRules[Announcement] = ClaimRules(
     sequence_of=None,
     max_bytes=MAX_RECORD_BYTES,
     max_age_seconds=RECORD_SECONDS,
-    pass_of=lambda announcement: announcement.member_pass,
+    shown_by=_shown_by,
 )
 
 
@@ -327,7 +332,7 @@ class ClaimIntake(Generic[T]):
         """No node is at fault: the one that forwards the claim may know a pass that this node does not know yet."""
         if self._members is None:
             return None
-        shown = None if self._rules.pass_of is None else self._rules.pass_of(statement.value)
+        shown = NOTHING_SHOWN if self._rules.shown_by is None else self._rules.shown_by(statement.value)
         node, wallet = statement.node_id, statement.wallet_id
         reason = self._members.introduce(node, wallet, statement.delegated_until, shown)
         return Refusal(reason, None) if reason else None

@@ -74,7 +74,7 @@ class Participant:
         self._handshaker = Handshaker(
             identity, self.membership, self.intakes, words.announcement, members, now=now, random=chance
         )
-        self._papers = None if members is None or members.named is not None else PassGossip(members, run_id)
+        self._papers = PassGossip(members, run_id) if members is not None and members.is_closed else None
         self._reporter = Reporter(
             identity, run_id, topic, words.report, self.membership, now=now, random=chance, numbers=words.numbers
         )

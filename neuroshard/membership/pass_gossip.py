@@ -1,4 +1,4 @@
-"""Gossip of passes and revocations in a run of friends, so that members who never greet each other know them.
+"""Gossip of passes, admissions and revocations, so that members who never greet each other know them.
 
 A member that forwards a pass vouches for it. The gate drops gossip of all other nodes.
 """
@@ -22,14 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class PassNews(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sender's own pass, if it needs one, and the newest revocations of each kind that it knows."""
+    """The sender's own pass and admission, if it needs them, and the newest revocations of each kind that it knows."""
 
     said_at: UnixSeconds  # makes a repetition another message, which gossip carries again
     papers: Papers
 
 
 class PassGossip:
-    """Says and hears passes and revocations, for one node in one run."""
+    """Says and hears passes, admissions and revocations, for one node in one run."""
 
     def __init__(self, members: RunMembers, run_id: RunId) -> None:
         self._members = members
@@ -51,14 +51,19 @@ class PassGossip:
             await self._say(network)
 
     async def _say(self, network: Network) -> None:
-        own, known = self._members.own_pass, self._members.papers()
-        newest = known.revocations[-MAX_REVOCATIONS_SAID:], known.revoked_nodes[-MAX_REVOCATIONS_SAID:]
-        papers = Papers(() if own is None else (own,), *newest)
+        own, admission, known = self._members.own_pass, self._members.own_admission, self._members.papers()
+        papers = Papers(
+            () if own is None else (own,),
+            known.revocations[-MAX_REVOCATIONS_SAID:],
+            known.revoked_nodes[-MAX_REVOCATIONS_SAID:],
+            () if admission is None else (admission,),
+            known.ended[-MAX_REVOCATIONS_SAID:],
+        )
         if papers != Papers():
             await network.gossip.publish(self._topic, msgpack.encode(PassNews(self._members.now(), papers)))
 
     async def _follow_changes(self, network: Network) -> None:
-        """Pass a revocation on at once."""
+        """Pass a revocation, or a new admission of this node, on at once."""
         changed = self._members.changed
         count = changed.count
         while True:
@@ -72,7 +77,7 @@ class PassGossip:
             if news is None or self._members.refusal(sender):
                 return False
             self._members.learn(news.papers)
-            return all(self._members.knows(data) for data in news.papers.passes)
+            return all(self._members.knows(data) for data in (*news.papers.passes, *news.papers.admissions))
 
         subscription = network.gossip.subscribe(self._topic, check)
         try:

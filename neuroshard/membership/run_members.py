@@ -1,7 +1,8 @@
 """The members of a run, as one node sees them: the wallet behind each node, and the passes of the wallets.
 
-Among friends a node is refused if its wallet has no valid pass. In every run it is refused if its wallet has revoked
-it. The membership gate asks here for every request. Nodes become known by the claims that they sign.
+Among friends a node is refused if its wallet has no valid pass, and in an organised run if it has neither a live
+admission nor a pass. In every run it is refused if its wallet has revoked it. The membership gate asks here for every
+request. Nodes become known by the claims that they sign.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity
+from neuroshard.identity.admissions import MAX_ADMISSIONS, MAX_REVOKED, AdmissionBytes, AdmissionRegister
 from neuroshard.identity.invitations import InvitationError, PassBytes, RevocationBytes
 from neuroshard.identity.node_revocations import (
     MAX_NODE_REVOCATIONS,
@@ -36,17 +38,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Passes, and signed revocations of passes and nodes, as they are stored and sent."""
+    """Passes, admissions, and signed revocations of passes, nodes and admissions, as they are stored and sent."""
 
     passes: Annotated[tuple[PassBytes, ...], Meta(max_length=MAX_MEMBERS)] = ()
     revocations: Annotated[tuple[RevocationBytes, ...], Meta(max_length=MAX_REVOCATIONS)] = ()
     revoked_nodes: Annotated[tuple[NodeRevocationBytes, ...], Meta(max_length=MAX_NODE_REVOCATIONS)] = ()
+    admissions: Annotated[tuple[AdmissionBytes, ...], Meta(max_length=MAX_ADMISSIONS)] = ()
+    ended: Annotated[tuple[AdmissionBytes, ...], Meta(max_length=MAX_REVOKED)] = ()  # revocations of admissions
 
     def part(self, max_bytes: int, random: Random) -> Papers:
         """Papers of at most `max_bytes`, revocations first: of each kind the newest ones, and random others."""
         left = max_bytes
         chosen: list[list[bytes]] = []
-        for papers in (self.revocations, self.revoked_nodes, self.passes):
+        for papers in (self.revocations, self.revoked_nodes, self.ended, self.passes, self.admissions):
             chosen.append([])
             older, newest = papers[:-MOST_NEWEST], papers[-MOST_NEWEST:]
             for paper in (*newest, *random.sample(older, len(older))):
@@ -54,7 +58,11 @@ class Papers(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
                     break
                 chosen[-1].append(paper)
                 left -= len(paper)
-        return Papers(tuple(chosen[2]), tuple(chosen[0]), tuple(chosen[1]))
+        revocations, revoked_nodes, ended, passes, admissions = map(tuple, chosen)
+        return Papers(passes, revocations, revoked_nodes, admissions, ended)
+
+
+NOTHING_SHOWN = Papers()
 
 
 @dataclass
@@ -72,7 +80,9 @@ class RunMembers:
     revoked_nodes: RevokedNodes = field(default_factory=RevokedNodes)
     # the wallets that the owner has named, in a run that is open to strangers; None among friends
     named: Callable[[], Collection[WalletId]] | None = None
-    changed: Signal = field(default_factory=Signal, init=False)  # a revocation became known
+    admissions: AdmissionRegister | None = None  # of an organised run; None: a node needs no admission
+    own_admission: bytes | None = field(default=None, init=False)
+    changed: Signal = field(default_factory=Signal, init=False)  # a revocation, or an admission of this node
     _disputes: int = field(default=0, init=False)
     # wallets without a pass, since when members pass their reports on; infinite once that is a dispute
     _unknown: dict[WalletId, float] = field(default_factory=dict[WalletId, float], init=False)
@@ -89,8 +99,8 @@ class RunMembers:
         if peer == self.identity.node_id:
             return ""
         wallet, until = self._wallets.get(peer) or self._strangers.get(peer, (None, 0.0))
-        if self.named is None and (wallet is None or self.now() >= until):
-            return f"This is a run of friends, and node {peer} has not shown a pass. {ASK_FOR_ONE}"
+        if self.is_closed and (wallet is None or self.now() >= until):
+            return self._unknown_node(peer)
         if wallet is None:
             # free names can make this node forget a revoked one, which must not help it
             return f"Node {peer} has not said its wallet." if self.revoked_nodes.is_named(peer) else ""
@@ -98,19 +108,33 @@ class RunMembers:
 
     def _refusal_of(self, node: NodeId, wallet: WalletId) -> str:
         revoked = self.revoked_nodes.has(node, wallet)
-        return revoked_sentence(node, wallet) if revoked else self._lacks_pass(wallet)
+        return revoked_sentence(node, wallet) if revoked else self._lacks_right(node, wallet)
 
-    def _lacks_pass(self, wallet: WalletId) -> str:
+    @property
+    def is_closed(self) -> bool:
+        """Whether a node needs a pass or an admission."""
+        return self.named is None or self.admissions is not None
+
+    def _unknown_node(self, node: NodeId) -> str:
+        if self.admissions is None:
+            return f"This is a run of friends, and node {node} has not shown a pass. {ASK_FOR_ONE}"
+        return f"This is an organised run, and node {node} has not shown an admission. It joins through the organiser."
+
+    def _lacks_right(self, node: NodeId, wallet: WalletId) -> str:
+        if self.admissions is not None:
+            missing = self.admissions.refusal(node, wallet, self.now())
+            return "" if not missing or not self.register.refusal(wallet) else missing
         return self.register.refusal(wallet) if self.named is None else ""
 
-    def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: bytes | None = None) -> str:
-        """Record the wallet of a node from a verified claim, with the pass that the claim shows.
+    def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: Papers = NOTHING_SHOWN) -> str:
+        """Record the wallet of a node from a verified claim, with the pass and the admission that the claim shows.
 
         Returns the reason why the node may not take part, or "".
         """
-        reason = self._lacks_pass(wallet)
-        if reason and shown is not None:
-            reason = self._admit(wallet, shown, is_vouched=node in self.trusted)
+        self._take_admissions(shown.admissions)
+        reason = self._lacks_right(node, wallet)
+        if reason and shown.passes:
+            reason = self._admit(wallet, shown.passes[0], is_vouched=node in self.trusted)
         elif reason:
             self._note_unknown(wallet)
         if not reason:
@@ -132,13 +156,34 @@ class RunMembers:
         before = self._endings
         for data in papers.revocations:
             self._try(lambda data=data: self.register.revoke(data))
-        for data in papers.passes if self.named is None else ():
+        for data in papers.ended if self.admissions is not None else ():
+            self._try(lambda data=data: self.admissions is not None and self.admissions.revoke(data))
+        self._take_admissions(papers.admissions)
+        for data in papers.passes if self.is_closed else ():
             self._try(lambda data=data: self.register.admit(data, self.now(), is_vouched=True))
         for data in papers.revoked_nodes:
             if not self._try(lambda data=data: self.revoked_nodes.learn(data, self._has_place)):
                 break
         if self._endings > before:
             self.changed.notify()
+
+    def _take_admissions(self, admissions: tuple[bytes, ...]) -> None:
+        register = self.admissions
+        for data in admissions if register is not None else ():
+            self._try(lambda data=data: register is not None and register.admit(data, self.now()))
+
+    def restore(self, papers: Papers) -> None:
+        """Record the admissions that this node stored before a restart: it knew them while they were live."""
+        register = self.admissions
+        for data in papers.admissions if register is not None else ():
+            self._try(lambda data=data: register is not None and register.admit(data, self.now(), is_stored=True))
+        self.learn(Papers(ended=papers.ended))
+
+    def renew(self, admission: bytes, ended: tuple[bytes, ...] = ()) -> None:
+        """Show this admission of this node from now on. `ended` are the organiser's newest revocations."""
+        self.own_admission = admission
+        self.learn(Papers(admissions=(admission,), ended=ended))
+        self.changed.notify()
 
     def _note_unknown(self, wallet: WalletId) -> None:
         if wallet in self._unknown or len(self._unknown) < MOST_UNKNOWN:
@@ -154,24 +199,31 @@ class RunMembers:
         Among friends such a reason is a wallet without a pass whose reports members pass on: they know another pass,
         or other words of the owner. In a run that is open to strangers it is a revocation, which has no gossip there.
         """
-        return self._disputes if self.named is None else self.changed.count
+        return self._disputes if self.named is None else self.changed.count + self._disputes
 
     @property
     def _endings(self) -> int:
-        return len(self.register.revocations()) + self.revoked_nodes.count
+        ended = 0 if self.admissions is None else len(self.admissions.revocations())
+        return len(self.register.revocations()) + self.revoked_nodes.count + ended
 
     def _has_place(self, wallet: WalletId) -> bool:
         if wallet in (self.identity.wallet_id, self.register.owner_id):
+            return True
+        if self.admissions is not None and self.admissions.has_wallet(wallet):
             return True
         return wallet in self.named() if self.named is not None else not self.register.refusal(wallet)
 
     def papers(self) -> Papers:
         """All passes and revocations that this node knows."""
         passes = tuple(known.encoded for known in self.register.passes())
-        return Papers(passes, self.register.revocations(), self.revoked_nodes.statements())
+        known = self.admissions
+        signed = ((), ()) if known is None else (known.admissions(), known.revocations())
+        return Papers(passes, self.register.revocations(), self.revoked_nodes.statements(), *signed)
 
     def knows(self, data: bytes) -> bool:
-        """Whether a pass is recorded, or waits for the owner's word, which must hear of it."""
+        """Whether a pass or an admission is recorded, or a pass waits for the owner's word, which must hear of it."""
+        if self.admissions is not None and self.admissions.has(data):
+            return True
         return any(known.encoded == data for known in (*self.register.passes(), *self.register.excess))
 
     def refused_nodes(self) -> list[NodeId]:

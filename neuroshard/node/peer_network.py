@@ -19,6 +19,7 @@ from neuroshard.data.source import MeteredSource, ShardSource
 from neuroshard.errors import StorageError
 from neuroshard.host.identity import StoredRevocations
 from neuroshard.identity import NodeIdentity
+from neuroshard.identity.admissions import AdmissionRegister
 from neuroshard.identity.invitations import Invitation
 from neuroshard.identity.node_revocations import RevokedNodes
 from neuroshard.membership.announcements import Announcement
@@ -50,6 +51,7 @@ from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockDoor
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import AdmissionKeeper, keeper_of
 from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
@@ -98,6 +100,7 @@ def own_announcement(
     parameters_version: int,
     addresses: tuple[str, ...],
     member_pass: bytes | None = None,
+    admission: bytes | None = None,
 ) -> Announcement:
     """Build the announcement that this node stores in the directory."""
     return Announcement(
@@ -111,6 +114,7 @@ def own_announcement(
         is_relay=False,
         version=status.version,
         member_pass=member_pass,
+        admission=admission,
     )
 
 
@@ -118,6 +122,7 @@ _LOG = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 0.5
 PAPERS_SECONDS = 5.0
+ADMISSIONS_SECONDS = 60.0
 RESTING_SECONDS = 2.0  # while the node is paused, or has no network and counts only what it fetches
 FIRST_PUBLISH_SECONDS = 0.1  # until the network is up
 OPENING_SECONDS = 30.0  # a network that is not up by then is not expected soon
@@ -214,6 +219,7 @@ class JoinedRun:
             parameters_version=version,
             addresses=addresses,
             member_pass=self._own_pass,
+            admission=None if self.members is None else self.members.own_admission,
         )
 
 
@@ -237,6 +243,7 @@ class PeerNetwork:
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
     knocked: Signal = field(default_factory=Signal, init=False)  # notified after every knock
+    _keeper: AdmissionKeeper | None = field(default=None, init=False)  # of this node's admission to an organised run
     _limits: Settings | None = field(default=None, init=False)  # settings after a change
     _traffic: TrafficMeter = field(default_factory=TrafficMeter, init=False)
     _moved_by_peers: int = field(default=0, init=False)  # bytes since the start, in both directions
@@ -305,12 +312,30 @@ class PeerNetwork:
             self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
         )
         self.joined = joined
+        members.restore(stored.admissions())
         members.learn(Papers(revoked_nodes=stored.revoked_nodes()))  # now it is known which wallets count
+        keeper = keeper_of(self.settings, self.identity, lambda: versions.offer, self.now, self.finder.invitation)
+        if keeper is not None:
+            keeper.restore(offer, self.identity)
+            self._keeper = keeper
+            self.networking.attach(lambda _network: keeper.run(members))
         self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return joined
 
     def _named(self) -> Collection[WalletId]:
         return () if self.exchange.followed is None else self.exchange.followed.foundations.trusted
+
+    def _admissions(self, offer: RunOffer) -> AdmissionRegister | None:
+        """The admissions of an organised run; its newest version names the authorities."""
+        if offer.parameters.admission != "admitted":
+            return None
+
+        def authorities() -> tuple[bytes, ...]:
+            followed = self.exchange.followed
+            newest = offer if followed is None or followed.offer.run_id != offer.run_id else followed.offer
+            return tuple(map(bytes.fromhex, newest.parameters.authority))
+
+        return AdmissionRegister(offer.run_id, authorities)
 
     def _members(self, offer: RunOffer, stored: StoredPasses, own: OwnPass | None) -> RunMembers:
         """Close the gate to revoked nodes and, in a run of friends, to wallets without a pass. Raises StorageError."""
@@ -324,6 +349,7 @@ class PeerNetwork:
             trusted,
             self.revoked_nodes,
             None if is_closed else self._named,
+            self._admissions(offer),
         )
         if is_closed and offer.owner == self.identity.wallet_id:
             self.door = KnockDoor(offer.run_id, self.knocked.notify)
@@ -408,10 +434,11 @@ class PeerNetwork:
     ) -> NetworkStatus:
         state, explanation = self.networking.state()
         trouble = "" if self.port_mapping is None else self.port_mapping.trouble()
+        kept_out = "" if self._keeper is None else self._keeper.trouble
         addresses = addresses_of(network)
         return NetworkStatus(
             state=state,
-            explanation=f"{explanation} {trouble}".strip(),
+            explanation=" ".join(filter(None, (explanation, trouble, kept_out))),
             addresses=addresses,
             connections=len(connections),
             bytes_sent=traffic.sent,
@@ -439,16 +466,20 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
 
 
 async def keep_papers(members: RunMembers, stored: StoredPasses, signed: StoredRevocations, _network: Network) -> None:
-    """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled."""
-    kept = members.papers()
+    """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled.
+
+    Admissions, which every node of the run renews twice an hour, are stored less often.
+    """
+    kept, kept_at = members.papers(), anyio.current_time()
     while True:
         await sleep_to_tick(PAPERS_SECONDS)
         try:
             members.learn(Papers(revocations=stored.issued().revocations, revoked_nodes=signed.read()))
             known = members.papers()
-            if known != kept:
+            is_due = anyio.current_time() - kept_at >= ADMISSIONS_SECONDS
+            if known != kept and (is_due or replace(known, admissions=()) != replace(kept, admissions=())):
                 stored.keep_papers(known)
-                kept = known
+                kept, kept_at = known, anyio.current_time()
         except StorageError as error:
             _LOG.warning("The passes of the run cannot be stored or read: %s", error)
 

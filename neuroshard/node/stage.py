@@ -131,7 +131,7 @@ async def bring_up_stage(
         versions=swarm.versions.at,
         control=control,
         around=around,
-        rule=VoteRule() if run.parameters.admission == "strangers" else AMONG_FRIENDS,
+        rule=VoteRule() if run.parameters.admits_strangers else AMONG_FRIENDS,
         limits=work.limits,
         kept_graphs=work.kept_graphs,
     )

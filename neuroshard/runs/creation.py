@@ -17,6 +17,7 @@ from neuroshard.data.storage import METADATA_FOLDER
 from neuroshard.errors import StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
+from neuroshard.runs.authority_key import load_or_create_authority_key
 from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
@@ -46,8 +47,8 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
     """Sign and store the first version of a run on the data at `location`.
 
     The same file, wallet and data always give the same run. If it is stored already, the stored offer is returned,
-    with a reason if it has a later version. Raises UsageError for a wrong entry, DataError if the source cannot be
-    used, and StorageError.
+    with a reason if it has a later version. An organised run without `authority` gets the key of this data folder.
+    Raises UsageError for a wrong entry, DataError if the source cannot be used, and StorageError.
     """
     prepare_data_dir(owner.data_dir)
     wanted = genesis_pins_from_json(config["genesis"]) if "genesis" in config else None
@@ -61,6 +62,8 @@ def create_run(owner: Owner, config: RunConfig, location: str, seconds: float = 
             seconds=seconds,
         )
 
+    if config.get("admission") == "admitted" and "authority" not in config:
+        config = {**config, "authority": [load_or_create_authority_key(owner.data_dir).public_key.hex()]}
     parameters = new_parameters(config, anyio.run(opened, backend="trio"))
     signed = SignedRunParameters.sign(owner.wallet, parameters)
     return JoinedRuns(owner.data_dir).keep(RunOffer.of_new_run(signed))

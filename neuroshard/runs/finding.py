@@ -25,6 +25,7 @@ from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.knocking import Knock, knock_at_all
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import check_entry, keeper_of
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
@@ -108,7 +109,7 @@ class RunFinder:
         self._may_wait = may_wait
         self._settings = settings
         self._identity = identity
-        self._invitation = invitation
+        self.invitation = invitation
         self._exchange = exchange
         self._networking = networking
 
@@ -132,8 +133,9 @@ class RunFinder:
     ) -> FoundRun:
         """Wait for the parameters of a run.
 
-        Raises UsageError if the run is not stored here and the network is off, and InvitationError if it is a run of
-        friends and this wallet has no pass.
+        Raises UsageError if the run is not stored here and the network is off, or if the organiser of the run refuses
+        this node; InvitationError if it is a run of friends and this wallet has no pass; and NetworkRefusedError if the
+        organiser does not answer.
         """
         offer = self._exchange.store.find(run_id)
         if offer is None:
@@ -144,7 +146,11 @@ class RunFinder:
                 )
             offer = await self._exchange.fetch(run_id, self._networking, report)
         await self._admitted(offer, report, may_wait=self._may_wait or origin is RunOrigin.NEARBY)
-        is_invited = self._invitation is not None and self._invitation.run_id == run_id
+        keeper = keeper_of(self._settings, self._identity, lambda: offer, self._exchange.now, self.invitation)
+        if keeper is not None and not keeper.restore(offer, self._identity):
+            report(f"Asking the organiser of run {run_id[:16]} for a place.")
+            await keeper.admit(report)
+        is_invited = self.invitation is not None and self.invitation.run_id == run_id
         return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
 
     async def _admitted(self, offer: RunOffer, report: Callable[[str], None], *, may_wait: bool) -> None:
@@ -191,11 +197,12 @@ class RunFinder:
 
     def _enter(self, offer: RunOffer) -> None:
         """Check that this wallet may take part, and store its pass. Raises InvitationError."""
-        invitation, shown = self._invitation, self._exchange.shown_passes.get(offer.run_id)
+        invitation, shown = self.invitation, self._exchange.shown_passes.get(offer.run_id)
         if invitation is not None and invitation.run_id != offer.run_id:
             invitation = None
         stored = StoredPasses(self._settings.data_dir, offer)
         entry_pass(offer, self._identity, stored, invitation, shown=shown, now=self._exchange.now())
+        check_entry(self._settings, self._identity, offer, invitation)
         RunChoice(self._settings.data_dir).forget_code(offer.run_id)
 
     def _checked(self, found: FoundRun) -> FoundRun | NoRun:

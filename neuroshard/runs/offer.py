@@ -30,6 +30,7 @@ MAY_CHANGE = frozenset(
         "version",
         "holds_from_outer_step",
         "seeds",
+        "authority",
         "inner.learning_rate",
         "outer.learning_rate",
         "outer.aggregator",

@@ -139,6 +139,7 @@ NAMES: Mapping[str, str] = {
     "max_round_seconds": "outer.max_round_seconds",
     "overlap": "outer.overlap",
     "admission": "admission",
+    "authority": "authority",
     "holds_from_outer_step": "holds_from_outer_step",
     "seeds": "seeds",
     "wire_precision": "wire_precision",
@@ -149,8 +150,9 @@ NAMES: Mapping[str, str] = {
     "subspace_cache_mb": "subspace_cache_mb",
 }
 # These are checked together, because the allowed values of each depend on the others.
+ADMISSION = frozenset({"admission", "authority"})
 SCHEME = frozenset({"aggregator", "codec", "strategy", "averaging_target_batch_size", "averager_rank"})
-TOGETHER = (SCHEME, CUT_NAMES, frozenset({"architecture", "subspace_sha256"}))
+TOGETHER = (SCHEME, CUT_NAMES, ADMISSION, frozenset({"architecture", "subspace_sha256"}))
 TABLES: Mapping[str, frozenset[str]] = {
     "architecture": ARCHITECTURE_NAMES,
     "genesis": frozenset(item.name for item in fields(GenesisPins)),
@@ -207,7 +209,7 @@ def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
         derived["sequences_per_step"] = batch * (STAGED_MICROBATCHES if is_staged else 1)
     if is_staged:
         derived["wire_precision"] = "int8"
-    if config.get("admission") == "strangers":
+    if config.get("admission") in {"strangers", "admitted"}:
         derived |= OF_STRANGERS
     made = apply_config(base, {**config, **{key: value for key, value in derived.items() if key not in config}})
     return made if made.architecture.subspace_rank == 0 else _with_basis(made)

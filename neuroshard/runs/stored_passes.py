@@ -134,6 +134,11 @@ class StoredPasses:
         """The stored statements about revoked nodes, which are not checked. Raises StorageError."""
         return (self._papers.read() or Papers()).revoked_nodes
 
+    def admissions(self) -> Papers:
+        """The stored admissions and revocations of admissions, which are not checked. Raises StorageError."""
+        papers = self._papers.read() or Papers()
+        return Papers(admissions=papers.admissions, ended=papers.ended)
+
     def keep_papers(self, papers: Papers) -> None:
         """Store the passes and revocations that a running node knows. Raises StorageError."""
         self._papers.write(papers)
@@ -280,9 +285,11 @@ def entry_pass(
     the wallet needs no pass. Raises InvitationError if it has none, and StorageError.
     """
     owner, wallet = offer.initial.owner_public_key, identity.delegation.grant.wallet_public_key
-    if offer.parameters.admission != "friends" or wallet == owner:
+    if offer.parameters.admission == "strangers" or wallet == owner:
         return None
     register, own = stored.register(), stored.own(identity.wallet_id)
+    if offer.parameters.admission == "admitted" and (own, shown, invitation) == (None, None, None):
+        return None  # the organiser admits it
     for known in (own, None if shown is None else OwnPass(shown)):
         if known is not None and _is_valid(register, known, identity.wallet_id, now, may_fail=invitation is not None):
             newest = _with_tip(known, offer, invitation, now)

@@ -46,7 +46,7 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     ),
     "parts": (
         *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
-        "rounds",
+        *("rounds", "organiser"),
     ),
     "lines": (
         "line_speed",

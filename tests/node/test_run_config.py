@@ -17,6 +17,7 @@ from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_paramet
 from neuroshard.types import Architecture
 
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 512)
+KEY = "ab" * 32
 SEED = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWA4Xop1JaT3MHxwYMkCepYsv4iPVopMXwCz5iHYdBfeSB"
 EVERYTHING = f"""
 name = "friends"
@@ -50,7 +51,8 @@ averaging_target_batch_size = 1024
 averager_rank = 0
 max_round_seconds = 60
 overlap = true
-admission = "strangers"
+admission = "admitted"
+authority = ["{KEY}"]
 seeds = ["{SEED}"]
 wire_precision = "int4"
 wire_precision_gradients = "int8"
@@ -134,7 +136,8 @@ def test_every_known_name_reaches_the_parameters(tmp_path: Path) -> None:
             round_share=0.2,
             choice="measured",
         ),
-        admission="strangers",
+        admission="admitted",
+        authority=(KEY,),
         seeds=(SEED,),
         wire_precision="int4",
         wire_precision_gradients="int8",
@@ -369,6 +372,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ("schedule = 'step'", "schedule = 'step' cannot be used: Expected one of cosine"),
         ("codec = 'int9'", "codec = 'int9' cannot be used: Expected one of fp32, bf16, int8"),
         ("admission = true", "admission = True cannot be used"),
+        ("admission = 'admitted'", "admission = admitted needs at least one key"),
+        (f"authority = ['{KEY}']", "and other runs have none"),
+        (f"admission = 'admitted'\nauthority = ['{KEY}', '{KEY}']", "names a key twice"),
+        ("admission = 'admitted'\nauthority = ['ab']", "authority"),
         ("wire_precision = 'int2'", "wire_precision = 'int2' cannot be used: Expected one of fp32"),
         ("wire_precision_gradients = 'same'", "wire_precision_gradients = 'same' cannot be used: Expected one of "),
         ("data_plane = 'ring'", "data_plane = 'ring' cannot be used: Expected one of chain, star"),

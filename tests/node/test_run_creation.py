@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.node_process import TOKEN
 from neuroshard.data.manifest import parse_manifest
-from neuroshard.errors import DataError, DataUnavailableError, UsageError
+from neuroshard.errors import DamagedFileError, DataError, DataUnavailableError, UsageError
 from neuroshard.identity import TokenSecret, Wallet, parse_token
 from neuroshard.model.subspace_basis import basis_sha256, subspace_basis
+from neuroshard.runs.authority_key import load_or_create_authority_key
 from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
 from neuroshard.runs.offer import RunOffer, read_offer
 from neuroshard.runs.run_file import RunConfig
@@ -50,6 +51,21 @@ def test_the_owner_signs_the_basis_of_a_subspace(owner: Owner, small_genesis: Pa
     shape, seed = made.parameters.architecture, made.parameters.initial_weights_seed
     assert (shape.subspace_rank, shape.free_blocks) == (8, 1)
     assert made.parameters.subspace_sha256 == basis_sha256(subspace_basis(shape.hidden_size, 8, seed))
+
+
+def test_an_organised_run_names_the_key_of_its_data_folder(owner: Owner, small_genesis: Path) -> None:
+    config = {**CONFIG, "admission": "admitted"}
+    made, again = (create_run(owner, config, str(small_genesis)) for _ in range(2))
+    key = load_or_create_authority_key(owner.data_dir)
+    assert made.offer.parameters.authority == (key.public_key.hex(),)
+    assert (again.offer, again.is_new) == (made.offer, False)
+    (file,) = (owner.data_dir / "organiser").glob("authority-key")
+    assert file.stat().st_mode & 0o077 == 0
+    updated = update_run(owner, made.offer, {"authority": ["ab" * 32], "holds_from_outer_step": 4}).offer
+    assert updated.parameters.authority == ("ab" * 32,)
+    file.write_bytes(b"{}")
+    with pytest.raises(DamagedFileError, match="Restore it from a backup"):
+        load_or_create_authority_key(owner.data_dir)
 
 
 def test_the_same_file_wallet_and_data_are_the_same_run(owner: Owner, made: RunOffer, small_genesis: Path) -> None:

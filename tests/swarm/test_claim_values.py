@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neuroshard.data.shard_assignment import MAX_RANGES
 from neuroshard.identity import MalformedClaimError, read_claim, sign_claim
+from neuroshard.identity.admissions import MAX_ADMISSION_BYTES
 from neuroshard.identity.invitations import MAX_PASS_BYTES
 from neuroshard.membership.announcements import Announcement, report_topic
 from neuroshard.membership.claim_intake import signed_report
@@ -185,6 +186,7 @@ def test_every_field_of_an_announcement_is_checked() -> None:
         ("is_relay", [None, 1]),
         ("version", [None, "x" * 33, "<b>\u2028"]),
         ("member_pass", [5, b"x" * (MAX_PASS_BYTES + 1)]),
+        ("admission", [5, b"x" * (MAX_ADMISSION_BYTES + 1)]),
     ]
     fields = msgspec.to_builtins(announcement_of(ALICE))
     assert {name for name, _ in bad} == set(fields)

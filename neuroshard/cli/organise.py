@@ -1,0 +1,151 @@
+"""`neuroshard organise`: admit nodes to a run, count them by stage, and keep the queue of those that wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neuroshard.cli.options import DataDir, LogJson, TokenFile, Verbose, given
+
+if TYPE_CHECKING:
+    from neuroshard.runs.offer import RunOffer
+
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="FILE-OR-ID", help="The run: a signed file, or the id of a run known here."),
+]
+TokenText = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", help="Token of the owner's wallet; NEUROSHARD_TOKEN is safer.")
+]
+WalletArgument = Annotated[str, typer.Argument(metavar="WALLET", help="All 32 digits of the wallet's id.")]
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def organise(
+    context: typer.Context,
+    run: RunOption = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address that the organiser serves. (default: 127.0.0.1:8800)"),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="https address of the proxy in front of it; the organiser prints it."),
+    ] = None,
+    capacity: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="TOML file with the nodes wanted per stage. (default: 4, and 1,000 trainers)"
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    log_json: LogJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Admit nodes to a run with `admission = "admitted"`. It needs no token, no GPU and little memory.
+
+    It counts the nodes of each stage and names a stage in every admission. Nodes of this version do not follow that
+    stage: they choose their layers as in any other run.
+
+    Its database and its key are in the folder `organiser` of the data folder. For nodes on other computers, put a proxy
+    with https in front of it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.organiser.service import (
+        DEFAULT_LISTEN,
+        Capacity,
+        OrganiserOptions,
+        checked_url,
+        listen_address,
+        read_capacity,
+        run_organiser,
+    )
+
+    folder = resolve_data_dir(data_dir)
+    host, port = listen_address(listen or DEFAULT_LISTEN)
+    options = OrganiserOptions(
+        folder,
+        host,
+        port,
+        None if public_url is None else checked_url(public_url),
+        Capacity() if capacity is None else read_capacity(capacity),
+        verbose,
+        log_json,
+    )
+    offer = _offer(run, folder)
+
+    def announce(url: str) -> None:
+        typer.echo(f"Organiser of run {offer.run_id}: {url}")
+
+    raise typer.Exit(run_organiser(offer, options, announce))
+
+
+@app.command("allow")
+def allow(
+    wallet: WalletArgument,
+    run: RunOption = None,
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Put a wallet on the list of a run. With an empty list any wallet may join; invited wallets always may."""
+    _change(wallet, run, given(token=token, token_file=token_file, data_dir=data_dir), is_allowed=True)
+
+
+@app.command("deny")
+def deny(
+    wallet: WalletArgument,
+    run: RunOption = None,
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Take a wallet off the list of a run. Its nodes keep their places; `revoke` ends these."""
+    _change(wallet, run, given(token=token, token_file=token_file, data_dir=data_dir), is_allowed=False)
+
+
+@app.command("revoke")
+def end_place(
+    named: Annotated[str, typer.Argument(metavar="NODE|WALLET", help="A node id, or all 32 digits of a wallet's id.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="The reason, which members see.")] = "",
+    run: RunOption = None,
+    data_dir: DataDir = None,
+) -> None:
+    """End the place of a node, or those of a wallet, for ever. Members learn it within half an hour."""
+    import time
+
+    from neuroshard.config.loading import resolve_data_dir
+    from neuroshard.organiser.service import end_places
+
+    folder = resolve_data_dir(data_dir)
+    end_places(_offer(run, folder), folder, named, reason, time.time())
+    typer.echo(f"{named} gets no admission any more. Members learn it when they refresh theirs.")
+
+
+def _change(wallet: str, run: str | None, flags: Mapping[str, object], *, is_allowed: bool) -> None:
+    from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.organiser.service import change_allow_list
+
+    loaded = load_settings(flags, os.environ)
+    folder = loaded.settings.data_dir
+    length = change_allow_list(_offer(run, folder), folder, wallet_of(loaded)[0], wallet, is_allowed=is_allowed)
+    wallets = "1 wallet" if length == 1 else f"{length:,} wallets"
+    typer.echo(f"The list has {wallets}." if length else "The list is empty: any wallet may join.")
+
+
+def _offer(run: str | None, folder: Path) -> RunOffer:
+    from neuroshard.errors import UsageError
+    from neuroshard.runs.stored_runs import named_offer
+
+    if run is None:
+        raise UsageError("No run is named.", "Name it: --run FILE-OR-ID.")
+    return named_offer(run, folder)

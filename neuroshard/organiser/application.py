@@ -1,0 +1,239 @@
+"""The organiser's web application: join, poll, refresh and leave, and what the public may read about the run.
+
+Bodies of signed claims are the bytes that a node signs. One worker thread calls the desk, so there is one writer.
+Errors are RFC 9457 problem documents with `code`, `action` and `server_time`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+
+from anyio import CapacityLimiter, fail_after
+from anyio.to_thread import run_sync
+from fastapi import FastAPI, Request
+from msgspec import Meta, Struct
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import JSONResponse, Response
+
+from neuroshard import __version__
+from neuroshard.decoders import read_json
+from neuroshard.identity.admissions import MAX_JOIN_BYTES
+from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
+from neuroshard.organiser.rates import JoinRate
+from neuroshard.organiser.refusals import PROBLEM_TYPE, OrganiserError, problem_document
+
+_LOG = logging.getLogger(__name__)
+
+BODY_SECONDS = 10.0
+MAX_POLL_BYTES = 1024
+PUBLIC_SECONDS = 5  # for which others may keep a public answer
+RETRY_SECONDS = 30
+MEDIA: Final = "application/vnd.msgpack"
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": words, "content": {PROBLEM_TYPE: {}}}
+    for status, words in {
+        400: "The body cannot be read, or is for another run",
+        401: "The signature, the date or the session is not valid",
+        403: "The node or its wallet may not join",
+        404: "The node has no place, or the request is unknown",
+        409: "The name is taken",
+        413: "The body is too large",
+        429: "Too many joins from one network",
+        503: "The database cannot be written",
+    }.items()
+}
+_CLAIM: Final = {"requestBody": {"required": True, "content": {MEDIA: {"schema": {"type": "string"}}}}}
+_POLL: Final = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+T = TypeVar("T")
+
+
+class PollRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The question of a waiting node. The statement about its download is checked, and not used."""
+
+    request_id: Annotated[str, Meta(max_length=64)]
+    session_token: Annotated[str, Meta(max_length=64)]
+    download_eta_seconds: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    download_finished: bool = False
+
+
+@dataclass
+class OrganiserContext:
+    """Everything that the routes may use."""
+
+    plan: RunPlan
+    desk: AdmissionDesk
+    now: Callable[[], float]
+    warning: str = ""  # about the database at the start
+    joins: JoinRate = field(default_factory=JoinRate)
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # None: in a worker thread
+    _writer: CapacityLimiter | None = field(default=None, init=False)
+
+    async def ask(self, act: Callable[[], T]) -> T:
+        """Call the desk in the worker thread, one call at a time. A client that leaves does not end the call."""
+        writer = self._writer = self._writer or CapacityLimiter(1)
+        return await run_sync(act, limiter=writer) if self.offload is None else await self.offload(act)
+
+
+def create_organiser_app(context: OrganiserContext) -> FastAPI:
+    """Make the application of one run's organiser."""
+    app = FastAPI(
+        title="NeuroShard organiser",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_PROBLEMS,
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+    )
+    app.add_middleware(GZipMiddleware, minimum_size=1024)
+    _add_places(app, context)
+    _add_public(app, context)
+    _answer_errors(app, context.now)
+    return app
+
+
+def _add_places(app: FastAPI, context: OrganiserContext) -> None:
+    desk = context.desk
+
+    @app.put("/api/join", openapi_extra=_CLAIM, response_model=Admitted, responses={202: {"model": Queued}})
+    async def join(request: Request) -> Response:
+        """Take a signed claim of the kind "join"; 200 with an admission, or 202 with a place in the queue."""
+        host = "" if request.client is None else request.client.host
+        if (wait := context.joins.wait(host, context.now())) > 0:
+            words = "Too many nodes of this network joined within a minute."
+            raise OrganiserError(429, "too_many_joins", words, "Try again later.", math.ceil(wait))
+        return _placed(await context.ask(partial(desk.join, await _body(request, MAX_JOIN_BYTES))))
+
+    @app.put(
+        "/api/authorization_status", openapi_extra=_POLL, response_model=Admitted, responses={202: {"model": Queued}}
+    )
+    async def authorization_status(request: Request) -> Response:
+        """Ask how the place in the queue stands, within three times `next_poll_seconds`; answered like a join."""
+        data = await _body(request, MAX_POLL_BYTES)
+        try:
+            poll = read_json(data, PollRequest, MAX_POLL_BYTES)
+        except ValueError as error:
+            words = f"The question cannot be read: {error}."
+            raise OrganiserError(400, "bad_request", words, "Update NeuroShard.") from None
+        return _placed(await context.ask(partial(desk.poll, poll.request_id, poll.session_token)))
+
+    @app.post("/api/refresh", openapi_extra=_CLAIM)
+    async def refresh(request: Request) -> Admitted:
+        """Take a signed claim of the kind "refresh"; a new admission for the same place."""
+        return await context.ask(partial(desk.refresh, await _body(request, MAX_JOIN_BYTES)))
+
+    @app.post("/api/leave", openapi_extra=_CLAIM, status_code=204)
+    async def leave(request: Request) -> Response:
+        """Take a signed claim of the kind "leave", and free the place of its node."""
+        await context.ask(partial(desk.leave, await _body(request, MAX_JOIN_BYTES)))
+        return Response(status_code=204)
+
+
+def _add_public(app: FastAPI, context: OrganiserContext) -> None:
+    @app.get("/api/run")
+    async def run() -> Response:
+        """The run, the free places of its stages, the length of the queue, and trouble with the database."""
+        free = await context.ask(context.desk.free_places)
+        waiting = await context.ask(context.desk.waiting)
+        stages = [
+            {
+                "stage": stage.name,
+                "layers": None if stage.layers is None else (stage.layers.start, stage.layers.stop),
+                "wanted": stage.wanted,
+                "free": free[stage.name],
+                "memory_mb": stage.memory_mb,
+            }
+            for stage in context.plan.stages
+        ]
+        offer = context.plan.offer
+        return _public(
+            {
+                "name": offer.parameters.name,
+                "run_id": offer.run_id,
+                "stages": stages,
+                "queue": waiting,
+                "refused": dict(context.desk.refused),
+                "trouble": " ".join(filter(None, (context.warning, context.desk.trouble))),
+                "organiser_fresh_at": context.now(),
+            }
+        )
+
+    @app.get("/api/parameters")
+    async def parameters() -> Response:
+        """The signed parameters of the run, all versions, as its nodes send them."""
+        return Response(
+            context.plan.offer.to_json(), media_type="application/json", headers=_headers(f"max-age={PUBLIC_SECONDS}")
+        )
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Liveness: the database answers."""
+        await context.ask(context.desk.free_places)
+        return {"status": "ok"}
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Read a body of at most `most` bytes. Raises OrganiserError."""
+    body = bytearray()
+    try:
+        with fail_after(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise OrganiserError(413, "too_large", "The body is too large.", f"Send at most {most:,} bytes.")
+    except TimeoutError:
+        words = f"The body did not arrive within {BODY_SECONDS:g} s."
+        raise OrganiserError(408, "too_slow", words, "Try again.") from None
+    return bytes(body)
+
+
+def _placed(answer: Admitted | Queued) -> Response:
+    status = 200 if isinstance(answer, Admitted) else 202
+    return JSONResponse(answer.model_dump(mode="json"), status, _headers("no-store"))
+
+
+def _public(facts: Mapping[str, Any]) -> Response:
+    return JSONResponse(facts, headers=_headers(f"public, max-age={PUBLIC_SECONDS}"))
+
+
+def _headers(cache: str) -> dict[str, str]:
+    return {"Cache-Control": cache, **SECURITY_HEADERS}
+
+
+def _answer_errors(app: FastAPI, now: Callable[[], float]) -> None:
+    async def respond(request: Request, error: Exception) -> Response:
+        match error:
+            case OrganiserError():
+                refused = error
+            case sqlite3.Error():
+                _LOG.error("The database cannot be used: %s", error)
+                words = "The organiser cannot use its database at present."
+                refused = OrganiserError(503, "no_database", words, "Try again later.", RETRY_SECONDS)
+            case HTTPException():
+                refused = OrganiserError(error.status_code, "no_route", str(error.detail), "See docs/RUNS.md.")
+            case _:
+                words = "The organiser met an unexpected error."
+                refused = OrganiserError(500, "defect", words, "The log of the organiser has more information.")
+        headers = _headers("no-store")
+        if refused.retry_after_seconds:
+            headers["Retry-After"] = str(refused.retry_after_seconds)
+        if refused.status in {408, 413}:
+            headers["Connection"] = "close"  # the rest of the body is not read
+        document = json.dumps(problem_document(refused, request.url.path, now()))
+        return Response(document, refused.status, headers, PROBLEM_TYPE)
+
+    for kind in (OrganiserError, sqlite3.Error, HTTPException, Exception):
+        app.add_exception_handler(kind, respond)

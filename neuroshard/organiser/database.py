@@ -1,0 +1,253 @@
+"""The organiser's database: places, queue, allow-list and signed revocations in `organiser.sqlite`.
+
+Every change is committed before it returns, so a killed process loses nothing that it has answered. One process writes
+places and queue. Only the allow-list is written by the owner's commands, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuroshard.errors import StorageError
+from neuroshard.types import NodeId, WalletId
+
+_LOG = logging.getLogger(__name__)
+
+DATABASE = "organiser.sqlite"
+WAIT_SECONDS = 5.0  # for a command of the owner that writes at this moment
+MOST_FREED = 1000  # times at which places became free
+_TABLES = """
+CREATE TABLE IF NOT EXISTS places (
+    node TEXT PRIMARY KEY, wallet TEXT NOT NULL, stage TEXT NOT NULL, request TEXT NOT NULL, name TEXT NOT NULL,
+    serial INTEGER NOT NULL, admitted_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, admission BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS queue (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT UNIQUE NOT NULL, wallet TEXT NOT NULL, request TEXT NOT NULL,
+    name TEXT NOT NULL, role TEXT NOT NULL, memory_mb INTEGER NOT NULL, layers_at_most INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS claims (node TEXT PRIMARY KEY, issued_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS invitations (invitation BLOB, wallet TEXT, PRIMARY KEY (invitation, wallet));
+CREATE TABLE IF NOT EXISTS allowed (wallet TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS revocations (named TEXT PRIMARY KEY, statement BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS freed (at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS queue_request ON queue (request);
+CREATE INDEX IF NOT EXISTS places_request ON places (request);
+"""
+
+
+@dataclass(frozen=True)
+class HeldPlace:
+    """A node's place in a stage, with the admission that it has got for it."""
+
+    node: NodeId
+    wallet: WalletId
+    stage: str
+    request: str
+    name: str
+    serial: int
+    admitted_at: int
+    expires_at: int
+    admission: bytes
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node in the queue."""
+
+    number: int  # rises with every node that joins the queue
+    node: NodeId
+    wallet: WalletId
+    request: str
+    name: str
+    role: str
+    memory_mb: int
+    layers_at_most: int
+
+
+class Database:
+    """The tables of one run's organiser. Methods raise sqlite3.Error if the disk is full or the file is damaged."""
+
+    def __init__(self, path: Path | None, wait_seconds: float = WAIT_SECONDS) -> None:
+        """Open or create the database; None keeps it in memory. Raises sqlite3.DatabaseError for a damaged file."""
+        self._connection = sqlite3.connect(
+            ":memory:" if path is None else path, wait_seconds, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+            found = self._connection.execute("PRAGMA quick_check").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            self._connection.executescript(_TABLES)
+        except sqlite3.Error:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Make the changes inside one transaction, which is on disk when this ends, or undone after an error."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def run_id(self, named: str) -> str:
+        """The run of this database: the first one that was named."""
+        self._run("INSERT OR IGNORE INTO facts VALUES ('run', ?)", named)
+        return str(self._rows("SELECT value FROM facts WHERE name = 'run'")[0][0])
+
+    def claimed_at(self, node: NodeId) -> float:
+        """Date of the newest claim of a node; 0 without one."""
+        rows = self._rows("SELECT issued_at FROM claims WHERE node = ?", node)
+        return float(rows[0][0]) if rows else 0.0
+
+    def note_claim(self, node: NodeId, issued_at: float) -> None:
+        """Remember the date of a node's newest claim."""
+        self._run("INSERT OR REPLACE INTO claims VALUES (?, ?)", node, issued_at)
+
+    def forget_claims(self, before: float) -> None:
+        """Drop dates of claims that are refused as too old anyway."""
+        self._run("DELETE FROM claims WHERE issued_at < ?", before)
+
+    def taken(self) -> dict[str, int]:
+        """Number of places in each stage."""
+        return {str(row[0]): int(row[1]) for row in self._rows("SELECT stage, count(*) FROM places GROUP BY stage")}
+
+    def expired(self, before: float) -> list[NodeId]:
+        """Nodes whose admissions ended before a time."""
+        return [NodeId(row[0]) for row in self._rows("SELECT node FROM places WHERE expires_at < ?", before)]
+
+    def has_other(self, name: str, wallet: WalletId) -> bool:
+        """Whether a node of another wallet has a place under this name."""
+        return bool(self._rows("SELECT 1 FROM places WHERE name = ? AND wallet <> ? LIMIT 1", name, wallet))
+
+    def place_of(self, node: NodeId) -> HeldPlace | None:
+        """The place of a node."""
+        rows = self._rows("SELECT * FROM places WHERE node = ?", node)
+        return HeldPlace(*rows[0]) if rows else None
+
+    def place_of_request(self, request: str) -> HeldPlace | None:
+        """The place that a request in the queue led to."""
+        rows = self._rows("SELECT * FROM places WHERE request = ?", request)
+        return HeldPlace(*rows[0]) if rows else None
+
+    def keep_place(self, place: HeldPlace) -> None:
+        """Give a place to a node, or change it; the node leaves the queue."""
+        values = (place.node, place.wallet, place.stage, place.request, place.name, place.serial)
+        marks = "INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        self._run(marks, *values, place.admitted_at, place.expires_at, place.admission)
+        self._run("DELETE FROM queue WHERE node = ?", place.node)
+
+    def free(self, node: NodeId, at: float) -> None:
+        """Take the place of a node."""
+        self._run("DELETE FROM places WHERE node = ?", node)
+        self._run("INSERT INTO freed VALUES (?)", at)
+        self._run("DELETE FROM freed WHERE rowid <= (SELECT max(rowid) FROM freed) - ?", MOST_FREED)
+
+    def freed_at(self) -> list[float]:
+        """Times at which places became free."""
+        return [float(row[0]) for row in self._rows("SELECT at FROM freed")]
+
+    def next_serial(self) -> int:
+        """A number for the next admission, above all before."""
+        self._run("INSERT OR IGNORE INTO facts VALUES ('serial', '0')")
+        self._run("UPDATE facts SET value = CAST(value AS INTEGER) + 1 WHERE name = 'serial'")
+        return int(self._rows("SELECT value FROM facts WHERE name = 'serial'")[0][0])
+
+    def queue(self) -> tuple[Waiting, ...]:
+        """The waiting nodes, the one that came first in front."""
+        return tuple(Waiting(*row) for row in self._rows("SELECT * FROM queue ORDER BY number"))
+
+    def enqueue(self, waiting: Waiting) -> None:
+        """Add a node at the end of the queue, or change its entry at the place that it has. `number` is not used."""
+        values = (waiting.wallet, waiting.request, waiting.name, waiting.role, waiting.memory_mb)
+        self._run(
+            "INSERT INTO queue (wallet, request, name, role, memory_mb, layers_at_most, node) VALUES "
+            "(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (node) DO UPDATE SET "
+            "wallet = ?1, request = ?2, name = ?3, role = ?4, memory_mb = ?5, layers_at_most = ?6",
+            *values,
+            waiting.layers_at_most,
+            waiting.node,
+        )
+
+    def dequeue(self, node: NodeId) -> None:
+        """Remove a node from the queue."""
+        self._run("DELETE FROM queue WHERE node = ?", node)
+
+    def uses_of(self, invitation: bytes) -> frozenset[WalletId]:
+        """The wallets that joined with an invitation."""
+        return frozenset(
+            row[0] for row in self._rows("SELECT wallet FROM invitations WHERE invitation = ?", invitation)
+        )
+
+    def note_use(self, invitation: bytes, wallet: WalletId) -> None:
+        """Count a wallet for an invitation."""
+        self._run("INSERT OR IGNORE INTO invitations VALUES (?, ?)", invitation, wallet)
+
+    def allowed(self) -> frozenset[WalletId]:
+        """The allow-list."""
+        return frozenset(row[0] for row in self._rows("SELECT wallet FROM allowed"))
+
+    def allow(self, wallet: WalletId) -> None:
+        """Put a wallet on the allow-list."""
+        self._run("INSERT OR IGNORE INTO allowed VALUES (?)", wallet)
+
+    def disallow(self, wallet: WalletId) -> None:
+        """Take a wallet from the allow-list."""
+        self._run("DELETE FROM allowed WHERE wallet = ?", wallet)
+
+    def keep_revocation(self, named: str, statement: bytes) -> None:
+        """Store a signed revocation of a node or wallet."""
+        self._run("INSERT OR IGNORE INTO revocations VALUES (?, ?)", named, statement)
+
+    def revocations(self) -> dict[str, bytes]:
+        """The signed revocations by node or wallet, the newest last."""
+        return {str(row[0]): bytes(row[1]) for row in self._rows("SELECT * FROM revocations ORDER BY rowid")}
+
+    def _run(self, command: str, *values: object) -> None:
+        self._connection.execute(command, values)
+
+    def _rows(self, command: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(command, values).fetchall()
+
+
+def open_database(folder: Path, now: float | None = None, wait_seconds: float = WAIT_SECONDS) -> tuple[Database, str]:
+    """Open the database in a folder, and return a warning if a damaged one was set aside, otherwise "".
+
+    Raises StorageError if the file cannot be read or written.
+    """
+    path = folder / DATABASE
+    try:
+        return Database(path, wait_seconds), ""
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"{path} cannot be opened: {error}.", "Check the disk and the file's owner.") from error
+    except sqlite3.DatabaseError as error:
+        aside = path.with_name(f"{DATABASE}.damaged-{int(time.time() if now is None else now)}")
+        warning = (
+            f"{path} is damaged ({error}) and was moved to {aside.name}. Places and queue begin again: admitted nodes "
+            "keep their admissions until these end, and join again."
+        )
+        _move_aside(path, aside)
+        _LOG.error("%s", warning)
+        return Database(path, wait_seconds), warning
+
+
+def _move_aside(path: Path, aside: Path) -> None:
+    try:
+        for suffix in ("-wal", "-shm", ""):
+            if (part := path.with_name(path.name + suffix)).exists():
+                part.replace(aside.with_name(aside.name + suffix))
+    except OSError as error:
+        raise StorageError(f"{path} is damaged and cannot be moved: {error.strerror}.", "Move it away.") from error

@@ -1,0 +1,402 @@
+"""The admission desk of an organised run: joins, polls of the queue, refreshed admissions, and places that become free.
+
+Every answer follows a commit, so a repeated request gets the same place, also after a kill. The clock, the database and
+the source of random names are arguments. One thread calls the desk at a time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import sqlite3
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from neuroshard.config.run_parameters import RunParameters
+from neuroshard.errors import DataError
+from neuroshard.identity import (
+    ClaimExpiredError,
+    ClaimTooLargeError,
+    DelegationExpiredError,
+    KnownDelegations,
+    SignatureError,
+    VerifiedClaim,
+    hash_parts,
+    read_claim,
+    verify_claim,
+)
+from neuroshard.identity.admissions import (
+    ADMISSION_SECONDS,
+    JOIN,
+    LEAVE,
+    MAX_JOIN_BYTES,
+    REFRESH,
+    Admission,
+    JoinClaim,
+    PlaceClaim,
+    sign_admission,
+)
+from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
+from neuroshard.identity.invitations import InvitationError, MemberPass, check_date
+from neuroshard.identity.signing import SigningKey
+from neuroshard.organiser.database import Database, HeldPlace, Waiting
+from neuroshard.organiser.places import (
+    DOWNLOADING_AT_ONCE,
+    Joiner,
+    StagePlaces,
+    assigned,
+    estimated_wait,
+    neediest,
+)
+from neuroshard.organiser.refusals import OrganiserError
+from neuroshard.runs.offer import RunOffer
+from neuroshard.types import LayerRange, NodeId, WalletId
+
+_LOG = logging.getLogger(__name__)
+
+REFRESH_SECONDS = ADMISSION_SECONDS // 2
+POLL_SECONDS = 10
+SILENT_POLLS = 3  # after which a waiting node loses its place in the queue
+RETURN_SECONDS = 300.0  # after a start, in which nodes may still refresh admissions that ended meanwhile
+SAME_SECONDS = 60  # in which a repeated refresh gets the same admission
+MOST_REVOCATIONS_SENT = 64
+_Claim = TypeVar("_Claim", JoinClaim, PlaceClaim)
+
+
+class Admitted(BaseModel):
+    """The answer to a node that has a place."""
+
+    status: Literal["admitted"] = "admitted"
+    admission: Annotated[str, Field(description="the signed admission, in base64")]
+    stage: Annotated[str, Field(description="where the node counts: head-0, body-0, ..., tail-0, or trainer")]
+    layers: tuple[int, int] | None
+    authority_public_key: str
+    seeds: tuple[str, ...]
+    state: None = Field(default=None, description="where the stage's state is; null: ask the run's nodes")
+    refresh_after_seconds: int = REFRESH_SECONDS
+    reachable: bool | None = Field(default=None, description="null: the ports were not checked")
+    revocations: tuple[str, ...] = Field(default=(), description="newest revocations, each in base64")
+
+
+class Queued(BaseModel):
+    """The answer to a node that waits for a place."""
+
+    status: Literal["queued", "waitlisted"]
+    request_id: str
+    session_token: str
+    position: Annotated[int, Field(description="1: the next one")]
+    estimated_wait_seconds: Annotated[float | None, Field(description="null: not known yet")]
+    next_poll_seconds: int = POLL_SECONDS
+    is_waitlisted: bool
+    stage: Annotated[str | None, Field(description="where the node would count; null while waitlisted")]
+    state: None = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run and its places."""
+
+    offer: RunOffer
+    stages: Sequence[StagePlaces]
+
+    @property
+    def parameters(self) -> RunParameters:
+        """The newest parameters."""
+        return self.offer.parameters
+
+    def fitting(self, joiner: Joiner) -> list[StagePlaces]:
+        """The stages that want nodes and whose work a node can do."""
+        return [stage for stage in self.stages if stage.wanted and joiner.fits(stage)]
+
+    def layers_of(self, stage: str) -> LayerRange | None:
+        """The layers of a stage; None for trainers, and for a stage that the plan no longer has."""
+        return next((one.layers for one in self.stages if one.name == stage), None)
+
+
+class AdmissionDesk:
+    """Admits nodes to one run. `trouble` is a sentence for the operator while the database cannot be written."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        authority: SigningKey,
+        database: Database,
+        *,
+        now: Callable[[], float],
+        random_name: Callable[[], str],
+    ) -> None:
+        """`random_name` makes the names of requests. Raises sqlite3.Error."""
+        self._plan = plan
+        self._authority = authority
+        self._database = database
+        self._now = now
+        self._random_name = random_name
+        self._opened_at = now()
+        self._polled: dict[str, float] = {}  # time of the last sign of life, by request; a restart gives a new chance
+        self._delegations = KnownDelegations()
+        self.refused: Counter[str] = Counter()  # by code
+        self.trouble = ""
+
+    def join(self, data: bytes) -> Admitted | Queued:
+        """Give the node of a claim its place, or a place in the queue. Raises OrganiserError, sqlite3.Error."""
+        claim = self._read(data, JOIN, JoinClaim)
+        wanted, now = claim.payload, self._now()
+        joiner = Joiner(claim.node_id, wanted.role, wanted.memory_mb, wanted.layers_at_most)
+        with self._database.writing():
+            self._check_time(claim)
+            self._check_right(claim)
+            self._free_places(now)
+            place = self._database.place_of(claim.node_id)
+            if place is not None and place.wallet == claim.wallet_id:
+                return self._admitted(self._renewed(place, now, REFRESH_SECONDS))
+            self._check_fit(joiner)
+            known = next((one for one in self._database.queue() if one.node == claim.node_id), None)
+            request = self._random_name() if known is None else known.request
+            self._database.enqueue(
+                Waiting(
+                    0,
+                    claim.node_id,
+                    claim.wallet_id,
+                    request,
+                    wanted.name,
+                    wanted.role,
+                    wanted.memory_mb,
+                    wanted.layers_at_most,
+                )
+            )
+            self._polled[request] = now
+            return self._placed(request, now)
+
+    def poll(self, request: str, session_token: str) -> Admitted | Queued:
+        """Answer a waiting node like `join`. Raises OrganiserError, sqlite3.Error."""
+        if not hmac.compare_digest(session_token.encode(), self._token(request).encode()):
+            raise self._refusal(401, "bad_session", "The session token is not that of the request.", _JOIN_AGAIN)
+        now = self._now()
+        place = self._database.place_of_request(request)
+        if place is not None:
+            return self._admitted(place)
+        if any(one.request == request for one in self._database.queue()):
+            self._polled[request] = now
+            with self._database.writing():
+                self._free_places(now)
+                return self._placed(request, now)
+        raise self._refusal(404, "unknown_request", "This request is not in the queue any more.", _JOIN_AGAIN)
+
+    def refresh(self, data: bytes) -> Admitted:
+        """Renew the admission of a node. Raises OrganiserError, sqlite3.Error.
+
+        If the database cannot be written, the admission is signed all the same: members must not lose their places
+        because of a full disk.
+        """
+        claim, now = self._read(data, REFRESH, PlaceClaim), self._now()
+        try:
+            with self._database.writing():
+                self._check_time(claim)
+                self._check_revoked(claim.node_id, claim.wallet_id)
+                return self._admitted(self._renewed(self._place_of(claim), now, SAME_SECONDS))
+        except sqlite3.OperationalError as error:
+            self.trouble = f"The database cannot be written ({error}): nodes keep their places, and no node joins."
+            _LOG.error("%s", self.trouble)
+            self._check_revoked(claim.node_id, claim.wallet_id)
+            place = self._place_of(claim)
+            return self._admitted(self._signed(place, now, place.serial + 1))
+
+    def leave(self, data: bytes) -> None:
+        """Free the place of a node, or its place in the queue. Raises OrganiserError, sqlite3.Error."""
+        claim, now = self._read(data, LEAVE, PlaceClaim), self._now()
+        with self._database.writing():
+            self._check_time(claim)
+            if self._database.place_of(claim.node_id) is not None:
+                self._database.free(claim.node_id, now)
+            for waiting in self._database.queue():
+                if waiting.node == claim.node_id:
+                    self._drop(waiting)
+
+    def evict(self, node: NodeId, memory_mb: int) -> None:
+        """Take the place of a node, which goes to the end of the queue. Raises sqlite3.Error."""
+        with self._database.writing():
+            place = self._database.place_of(node)
+            if place is None:
+                return
+            self._database.free(node, self._now())
+            self._polled[place.request] = self._now() + REFRESH_SECONDS  # it learns of this when it refreshes
+            role = "worker" if self._plan.layers_of(place.stage) else "trainer"
+            self._database.enqueue(Waiting(0, node, place.wallet, place.request, place.name, role, memory_mb, 0))
+
+    def free_places(self) -> dict[str, int]:
+        """Number of free places in each stage. Raises sqlite3.Error."""
+        taken = self._database.taken()
+        return {stage.name: max(0, stage.wanted - taken.get(stage.name, 0)) for stage in self._plan.stages}
+
+    def waiting(self) -> int:
+        """Number of nodes in the queue. Raises sqlite3.Error."""
+        return len(self._database.queue())
+
+    def _read(self, data: bytes, kind: str, form: type[_Claim]) -> VerifiedClaim[_Claim]:
+        try:
+            claim = read_claim(data, form, MAX_JOIN_BYTES)
+            found = verify_claim(
+                claim, kind, self._now(), max_age_seconds=MAX_CLOCK_SKEW_SECONDS, known=self._delegations
+            )
+        except ClaimTooLargeError as error:
+            raise self._refusal(413, "too_large", error.message, f"Send at most {MAX_JOIN_BYTES:,} bytes.") from None
+        except (ClaimExpiredError, DelegationExpiredError) as error:
+            action = "Compare the clock of the computer with `server_time`, and sign a new claim."
+            raise self._refusal(401, "expired", error.message, action) from None
+        except SignatureError as error:
+            raise self._refusal(
+                401, "bad_signature", error.message, "Sign the claim with the key of the node."
+            ) from None
+        except DataError as error:
+            raise self._refusal(
+                400, "bad_request", error.message, "Update NeuroShard, and send the claim again."
+            ) from None
+        run_id = self._plan.offer.run_id
+        if found.payload.run_id != run_id:
+            words = f"This organiser serves run {run_id[:16]}, not run {found.payload.run_id[:16]}."
+            raise self._refusal(400, "other_run", words, "Check the address of the organiser.")
+        return found
+
+    def _check_time(self, claim: VerifiedClaim[_Claim]) -> None:
+        """Raise OrganiserError unless the claim is newer than the last one of its node, and remember it."""
+        if claim.issued_at <= self._database.claimed_at(claim.node_id):
+            raise self._refusal(401, "replayed", "A claim of this node with this or a later date is known.", _NEW_CLAIM)
+        self._database.note_claim(claim.node_id, claim.issued_at)
+        self._database.forget_claims(self._now() - 2 * MAX_CLOCK_SKEW_SECONDS)
+
+    def _check_revoked(self, node: NodeId, wallet: WalletId) -> None:
+        if not {node, wallet}.isdisjoint(self._database.revocations()):
+            raise self._refusal(403, "revoked", "The organiser ended the place of this node or wallet.", _ASK_ORGANISER)
+
+    def _check_right(self, claim: VerifiedClaim[JoinClaim]) -> None:
+        """Raise OrganiserError unless the wallet may join, and count it for its invitation."""
+        self._check_revoked(claim.node_id, claim.wallet_id)
+        name = claim.payload.name
+        if name and self._database.has_other(name, claim.wallet_id):
+            words = f"Another node has a place under the name {name!r}."
+            raise self._refusal(409, "already_admitted", words, "Choose another name.")
+        if claim.payload.invitation is not None:
+            self._check_pass(claim.payload.invitation, claim.wallet_id)
+            return
+        allowed = self._database.allowed()
+        if allowed and claim.wallet_id not in allowed:
+            words = f"Wallet {claim.wallet_id[:8]} is not on the list of this run."
+            raise self._refusal(403, "not_in_allowlist", words, _ASK_ORGANISER)
+
+    def _check_pass(self, data: bytes, wallet: WalletId) -> None:
+        try:
+            shown = MemberPass.read(data)
+            shown.verify(self._plan.offer.run_id, self._plan.offer.initial.owner_public_key)
+            check_date(shown.not_after, self._now())
+        except (InvitationError, SignatureError) as error:
+            raise self._refusal(403, "not_in_allowlist", error.message, _ASK_ORGANISER) from None
+        if shown.wallet_id != wallet:
+            raise self._refusal(403, "not_in_allowlist", "The pass is that of another wallet.", _ASK_ORGANISER)
+        for grant in shown.grants:
+            used = self._database.uses_of(grant.invitation)
+            if wallet not in used and len(used) >= grant.uses:
+                words = f"The invitation is used up: it was for {grant.uses:,}."
+                raise self._refusal(403, "invitation_used_up", words, _ASK_ORGANISER)
+        for grant in shown.grants:
+            self._database.note_use(grant.invitation, wallet)
+
+    def _check_fit(self, joiner: Joiner) -> None:
+        if not self._plan.fitting(joiner):
+            least = min((stage.memory_mb for stage in self._plan.stages if stage.layers is not None), default=0)
+            words = f"No stage fits this node, which may use {joiner.memory_mb:,} MB; a stage needs {least:,} MB."
+            raise self._refusal(403, "no_stage_fits", words, "Allow more memory.")
+
+    def _place_of(self, claim: VerifiedClaim[PlaceClaim]) -> HeldPlace:
+        place = self._database.place_of(claim.node_id)
+        if place is None or place.wallet != claim.wallet_id:
+            raise self._refusal(404, "no_place", "This node has no place in the run.", _JOIN_AGAIN)
+        return place
+
+    def _free_places(self, now: float) -> None:
+        """Free the places of expired admissions, and drop waiting nodes that are silent."""
+        if now >= self._opened_at + RETURN_SECONDS:
+            for node in self._database.expired(now):
+                self._database.free(node, now)
+        silent = now - SILENT_POLLS * POLL_SECONDS
+        for waiting in self._database.queue():
+            if self._polled.get(waiting.request, self._opened_at) < silent:
+                self._drop(waiting)
+
+    def _drop(self, waiting: Waiting) -> None:
+        self._database.dequeue(waiting.node)
+        self._polled.pop(waiting.request, None)
+
+    def _placed(self, request: str, now: float) -> Admitted | Queued:
+        """Give the node of a request the place that is its turn, or report its position."""
+        queue = self._database.queue()
+        taken = self._database.taken()
+        found = assigned(self._plan.stages, taken, [_joiner(waiting) for waiting in queue])
+        index, mine = next((index, each) for index, each in enumerate(queue) if each.request == request)
+        if (stage := found.get(mine.node)) is not None:
+            place = HeldPlace(mine.node, mine.wallet, stage, mine.request, mine.name, 0, 0, 0, b"")
+            self._polled.pop(request, None)
+            return self._admitted(self._renewed(place, now, 0))
+        is_waitlisted = index >= DOWNLOADING_AT_ONCE
+        return Queued(
+            status="waitlisted" if is_waitlisted else "queued",
+            request_id=request,
+            session_token=self._token(request),
+            position=index + 1,
+            estimated_wait_seconds=estimated_wait(index + 1, self._database.freed_at(), now),
+            is_waitlisted=is_waitlisted,
+            stage=None if is_waitlisted else neediest(self._plan.fitting(_joiner(mine)), taken).name,
+        )
+
+    def _renewed(self, place: HeldPlace, now: float, least_age: int) -> HeldPlace:
+        """The place with an admission that is younger than `least_age`, stored."""
+        if now - place.admitted_at < least_age:
+            return place
+        signed = self._signed(place, now, self._database.next_serial())
+        self._database.keep_place(signed)
+        return signed
+
+    def _signed(self, place: HeldPlace, now: float, serial: int) -> HeldPlace:
+        admitted_at = int(now)
+        expires_at, layers = admitted_at + ADMISSION_SECONDS, self._plan.layers_of(place.stage)
+        admission = Admission(
+            self._plan.offer.run_id, place.node, place.wallet, place.stage, layers, serial, admitted_at, expires_at
+        )
+        signed = sign_admission(self._authority, admission)
+        return replace(place, serial=serial, admitted_at=admitted_at, expires_at=expires_at, admission=signed)
+
+    def _admitted(self, place: HeldPlace) -> Admitted:
+        layers = self._plan.layers_of(place.stage)
+        revoked = list[bytes]()
+        with suppress(sqlite3.OperationalError):
+            revoked = list(self._database.revocations().values())[-MOST_REVOCATIONS_SENT:]
+        return Admitted(
+            admission=b64encode(place.admission).decode(),
+            stage=place.stage,
+            layers=None if layers is None else (layers.start, layers.stop),
+            authority_public_key=self._authority.public_key.hex(),
+            seeds=self._plan.parameters.seeds,
+            revocations=tuple(b64encode(each).decode() for each in revoked),
+        )
+
+    def _token(self, request: str) -> str:
+        """The secret of a request. It follows from the authority's key, so that a restart does not change it."""
+        return hash_parts("session", self._authority.seed, request).hex()
+
+    def _refusal(self, status: int, code: str, message: str, action: str) -> OrganiserError:
+        self.refused[code] += 1
+        return OrganiserError(status, code, message, action)
+
+
+_JOIN_AGAIN = "Join again."
+_NEW_CLAIM = "Sign a new claim for each request."
+_ASK_ORGANISER = "Ask the organiser of the run."
+
+
+def _joiner(waiting: Waiting) -> Joiner:
+    return Joiner(waiting.node, waiting.role, waiting.memory_mb, waiting.layers_at_most)

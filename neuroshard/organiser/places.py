@@ -1,0 +1,106 @@
+"""The places of an organised run: stages with a capacity, and who gets a free one next. Pure.
+
+The order is fair: the node that has waited longest takes the first free place that fits it. It takes an empty stage
+first, then the stage with the smallest share of its wanted replicas. A node that fits no free place holds up nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from neuroshard.types import DAY_SECONDS, LayerRange, NodeId
+
+TRAINER = "trainer"  # the stage of nodes without layers
+DOWNLOADING_AT_ONCE = 8  # waiting nodes that load the state of a stage already; the others are on the waiting list
+
+
+@dataclass(frozen=True)
+class StagePlaces:
+    """One stage of a run, and the number of nodes that it wants. `layers` is None for trainers."""
+
+    name: str
+    layers: LayerRange | None
+    memory_mb: int  # that a node needs for it
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """A node that waits for a place."""
+
+    node: NodeId
+    role: str  # "worker" or "trainer"
+    memory_mb: int
+    layers_at_most: int = 0  # 0: as many as fit
+
+    def fits(self, stage: StagePlaces) -> bool:
+        """Whether the node can do the work of a stage."""
+        if stage.layers is None or self.role == TRAINER:
+            return stage.layers is None and self.role == TRAINER
+        is_small = self.layers_at_most == 0 or len(stage.layers) <= self.layers_at_most
+        return is_small and self.memory_mb >= stage.memory_mb
+
+
+def stage_name(index: int, count: int) -> str:
+    """Name of a stage in admissions: head-0, then body-0, body-1, ..., and tail-0."""
+    if index == 0:
+        return "head-0"
+    return "tail-0" if index == count - 1 else f"body-{index - 1}"
+
+
+def assigned(stages: Sequence[StagePlaces], taken: Mapping[str, int], waiting: Sequence[Joiner]) -> dict[NodeId, str]:
+    """The waiting nodes that get a place now, with its stage. `waiting` begins with the one that came first."""
+    held, found = dict(taken), dict[NodeId, str]()
+    for joiner in waiting:
+        free = [stage for stage in stages if held.get(stage.name, 0) < stage.wanted and joiner.fits(stage)]
+        if free:
+            stage = neediest(free, held)
+            held[stage.name] = held.get(stage.name, 0) + 1
+            found[joiner.node] = stage.name
+    return found
+
+
+def neediest(stages: Sequence[StagePlaces], taken: Mapping[str, int]) -> StagePlaces:
+    """The stage with the smallest share of its wanted nodes; the first one among equal ones."""
+    return min(stages, key=lambda stage: taken.get(stage.name, 0) / max(1, stage.wanted))
+
+
+def estimated_wait(position: int, freed_at: Sequence[float], now: float) -> float | None:
+    """Seconds until the node at a position, 1 for the first, gets a place; None until two places became free.
+
+    It is the median time between two places that became free in the last day, times the position.
+    """
+    recent = sorted(at for at in freed_at if now - DAY_SECONDS <= at <= now)
+    if len(recent) < 2:
+        return None
+    return position * median(later - earlier for earlier, later in pairwise(recent))
+
+
+@dataclass(frozen=True)
+class WitnessedWork:
+    """The last work of a node, as others saw it; True where it did its part."""
+
+    due_rounds: Sequence[bool] = ()
+    microbatches: Sequence[bool] = ()
+    silent_seconds: float = 0.0  # since its last report
+
+
+ROUNDS_SEEN, MOST_MISSED = 5, 2
+MICROBATCHES_SEEN = 20
+MOST_SILENT_SECONDS = 600.0
+
+
+def eviction_reason(record: WitnessedWork) -> str:
+    """The reason why a node loses its place and goes to the end of the queue; "" if it keeps the place."""
+    missed = list(record.due_rounds[-ROUNDS_SEEN:]).count(False)
+    if missed > MOST_MISSED:
+        return f"It missed {missed} of its last {ROUNDS_SEEN} rounds."
+    if record.silent_seconds > MOST_SILENT_SECONDS:
+        return f"It has sent no report for {record.silent_seconds / 60:.0f} minutes."
+    failed = list(record.microbatches[-MICROBATCHES_SEEN:]).count(False)
+    if 2 * failed > MICROBATCHES_SEEN:
+        return f"It failed {failed} of its last {MICROBATCHES_SEEN} microbatches."
+    return ""

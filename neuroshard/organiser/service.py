@@ -1,0 +1,276 @@
+"""The organiser as a process: run, key, capacity, database and listening socket. No PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import signal
+import socket
+import sqlite3
+import time
+import tomllib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from uvicorn import Config, Server
+
+from neuroshard.config.folders import prepare_data_dir
+from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
+from neuroshard.errors import NetworkRefusedError, StorageError, UsageError
+from neuroshard.identity import Wallet, public_key_of
+from neuroshard.identity.admissions import AdmissionRevocation, sign_admission_revocation
+from neuroshard.identity.signing import SigningKey
+from neuroshard.organiser.application import OrganiserContext, create_organiser_app
+from neuroshard.organiser.database import DATABASE, Database, open_database
+from neuroshard.organiser.desk import AdmissionDesk, RunPlan
+from neuroshard.organiser.places import TRAINER, StagePlaces, stage_name
+from neuroshard.runs.authority_key import ORGANISER_FOLDER, load_or_create_authority_key
+from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import is_this_computer
+from neuroshard.runs.stage_plan import planned_stages
+from neuroshard.telemetry.logs import configure_logging
+from neuroshard.types import WALLET_ID_DIGITS, NodeId, WalletId
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_LISTEN = "127.0.0.1:8800"
+REPLICAS = 4  # per stage
+TRAINERS = 1000
+MOST_WANTED = 10_000
+MAX_CAPACITY_BYTES = 64 * 1024
+MAX_REASON_CHARACTERS = 200
+MOST_CONNECTIONS = 512
+BACKLOG = 512
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Number of nodes that a run wants: for each stage, and of trainers."""
+
+    replicas: int = REPLICAS
+    trainers: int = TRAINERS
+    of_stage: Mapping[str, int] | None = None
+
+    def places(self, offer: RunOffer) -> tuple[StagePlaces, ...]:
+        """The places of a run. Raises UsageError if a stage is named that the run does not have."""
+        planned = planned_stages(offer.parameters)
+        names = [stage_name(index, len(planned)) for index in range(len(planned))]
+        given = self.of_stage or {}
+        if unknown := sorted(given.keys() - set(names)):
+            raise UsageError(f"The run has no stage {unknown[0]!r}.", f"Its stages are {', '.join(names)}.")
+        held = (
+            StagePlaces(name, stage.layers, stage.tier_mb, given.get(name, self.replicas))
+            for name, stage in zip(names, planned, strict=True)
+        )
+        return (*held, StagePlaces(TRAINER, None, 0, self.trainers))
+
+
+def read_capacity(path: Path) -> Capacity:
+    """Read a file with `replicas`, `trainers` and a table `stages`. Raises UsageError and StorageError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CAPACITY_BYTES + 1)
+        if len(data) > MAX_CAPACITY_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_CAPACITY_BYTES:,} bytes.", "A few lines are enough.")
+        found: dict[str, Any] = tomllib.loads(data.decode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be used: {error}.", _EXAMPLE) from None
+    if unknown := sorted(found.keys() - {"replicas", "trainers", "stages"}):
+        raise UsageError(f"{path} has an unknown name: {unknown[0][:60]}.", _EXAMPLE)
+    stages = found.get("stages", {})
+    if not isinstance(stages, dict):
+        raise UsageError(f"{path}: stages is not a table.", _EXAMPLE)
+    table = cast("dict[str, Any]", stages)
+    return Capacity(
+        _count(path, "replicas", found.get("replicas", REPLICAS)),
+        _count(path, "trainers", found.get("trainers", TRAINERS)),
+        {name: _count(path, name, value) for name, value in table.items()},
+    )
+
+
+_EXAMPLE = "For example: replicas = 4, trainers = 100, and a table [stages] with head-0 = 8."
+
+
+def _count(path: Path, name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WANTED:
+        raise UsageError(f"{path}: {name[:60]} must be a whole number from 0 to {MOST_WANTED:,}.", _EXAMPLE)
+    return value
+
+
+@dataclass(frozen=True)
+class OrganiserOptions:
+    """The options of `neuroshard organise`, checked."""
+
+    data_dir: Path
+    host: str
+    port: int
+    public_url: str | None
+    capacity: Capacity
+    verbose: bool = False
+    log_json: bool = False
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 address is in brackets. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"--listen {text[:100]!r} is not HOST:PORT.", f"For example: --listen {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def checked_url(url: str) -> str:
+    """Return a public URL without a final slash: https, or http on this computer. Raises UsageError."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        host, parts = "", urlsplit("")
+    is_plain = not parts.query and not parts.fragment and parts.username is None
+    if not host or not is_plain or not (parts.scheme == "https" or (parts.scheme == "http" and is_this_computer(host))):
+        raise UsageError(f"{url[:200]!r} is not an https:// address.", "Members send signed claims to it over https.")
+    return url.rstrip("/")
+
+
+def authority_for(offer: RunOffer, data_dir: Path) -> SigningKey:
+    """Return this computer's authority key if the run names it. Raises UsageError, StorageError."""
+    if offer.parameters.admission != "admitted":
+        raise UsageError(
+            f"Run {offer.run_id[:16]} has admission = {offer.parameters.admission}, so its nodes need no organiser.",
+            'Create a run with admission = "admitted".',
+        )
+    key = load_or_create_authority_key(data_dir)
+    if key.public_key.hex() not in offer.parameters.authority:
+        raise UsageError(
+            f"Run {offer.run_id[:16]} does not name the key of this organiser, {key.public_key.hex()}.",
+            "Its owner adds the key to `authority` with `neuroshard run create --update`. Or use the data folder in "
+            "which the run was created.",
+        )
+    return key
+
+
+def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable[[str], object]) -> int:
+    """Serve until SIGINT or SIGTERM and return the exit code. `announce` gets the address as soon as it answers.
+
+    Raises UsageError, StorageError, and NetworkRefusedError if the port is in use or another organiser runs.
+    """
+    prepare_data_dir(options.data_dir)
+    plan = RunPlan(offer, options.capacity.places(offer))
+    key = authority_for(offer, options.data_dir)
+    folder = options.data_dir / ORGANISER_FOLDER / offer.run_id[:16]
+    with ExitStack() as stack:
+        stack.callback(_lock(folder).release)
+        stack.enter_context(configure_logging(verbose=options.verbose, as_json=options.log_json, folder=folder))
+        listener = stack.enter_context(_bound(options.host, options.port))
+        database, warning = open_database(folder)
+        stack.callback(database.close)
+        try:
+            desk = AdmissionDesk(plan, key, database, now=time.time, random_name=lambda: secrets.token_hex(16))
+        except sqlite3.Error as error:
+            raise StorageError(f"The database in {folder} cannot be used: {error}.", "Check the disk.") from error
+        app = create_organiser_app(OrganiserContext(plan, desk, time.time, warning))
+        host, port = listener.getsockname()[:2]
+        announce(options.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        _LOG.info("The organiser of run %s serves on %s port %d.", offer.run_id[:16], host, port)
+        server = _Server(
+            Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=5,
+                h11_max_incomplete_event_size=32 * 1024,
+                http="h11",
+                ws="none",
+            )
+        )
+        server.run(sockets=[listener])
+    return 0
+
+
+def change_allow_list(offer: RunOffer, data_dir: Path, owner: Wallet, wallet: str, *, is_allowed: bool) -> int:
+    """Put a wallet on the allow-list of a run, or take it off; return the length of the list.
+
+    A running organiser applies it to the next join. Raises UsageError if the wallet is malformed or the run is not
+    this owner's, and StorageError.
+    """
+    if owner.wallet_id != offer.owner:
+        raise UsageError("Only the owner of a run changes its list.", "Use the owner's token.")
+    with _opened(offer, data_dir) as database:
+        change = database.allow if is_allowed else database.disallow
+        change(_checked_wallet(wallet))
+        return len(database.allowed())
+
+
+def end_places(offer: RunOffer, data_dir: Path, named: str, reason: str, now: float) -> None:
+    """End the place of a node, or those of a wallet, for ever. Members learn it with their next refresh.
+
+    Raises UsageError if the name is neither, or the run does not name the key of this organiser; StorageError.
+    """
+    key = authority_for(offer, data_dir)
+    try:
+        public_key_of(named)
+        node, wallet = NodeId(named), None
+    except ValueError:
+        node, wallet = None, _checked_wallet(named)
+    statement = AdmissionRevocation(offer.run_id, node, wallet, reason[:MAX_REASON_CHARACTERS], int(now))
+    with _opened(offer, data_dir) as database:
+        database.keep_revocation(named, sign_admission_revocation(key, statement))
+
+
+def _checked_wallet(text: str) -> WalletId:
+    if not re.fullmatch(f"[0-9a-f]{{{WALLET_ID_DIGITS}}}", text):
+        raise UsageError(f"{text[:60]!r} is not the id of a wallet.", "`neuroshard status` prints its 32 digits there.")
+    return WalletId(text)
+
+
+@contextmanager
+def _opened(offer: RunOffer, data_dir: Path) -> Generator[Database]:
+    """The database of a run, next to an organiser that may run. Raises StorageError, also if it cannot be used."""
+    folder = data_dir / ORGANISER_FOLDER / offer.run_id[:16]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with closing(Database(folder / DATABASE)) as database:
+            yield database
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(f"The database in {folder} cannot be used: {error}.", "Check the disk.") from error
+
+
+class _Server(Server):
+    """Uvicorn's server that ends with exit code 0 after a signal, instead of sending the signal to itself again."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise NetworkRefusedError(
+            f"Port {port} on {host} cannot be used: {error.strerror or error}.", "Choose another --listen HOST:PORT."
+        ) from error
+
+
+def _lock(folder: Path) -> InstanceLock:
+    try:
+        return InstanceLock.acquire(folder)
+    except AlreadyRunningError as running:
+        raise NetworkRefusedError(
+            f"An organiser of this run already runs on {folder} (process {running.owner.pid}).", "Stop it first."
+        ) from None
