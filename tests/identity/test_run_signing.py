@@ -145,7 +145,7 @@ def test_the_run_id_depends_on_owner_and_parameters_but_not_on_how_a_number_is_w
         ("seeds", ["/ip4/192.0.2.1"], "has no /tcp/"),
         ("seeds", [SEED] * (MAX_SEEDS + 1), r"length <= 16 - at `\$\.seeds`"),
         ("strangers", True, "unknown field `strangers`"),
-        ("wire_precision", "fp16", r"Expected one of fp32, bf16, int8, int4 - at `\$\.wire_precision`"),
+        ("wire_precision", "fp16", r"Expected one of fp32, bf16, int8, int4, int4-rank8 - at `\$\.wire_precision`"),
         ("routing", "random", r"Expected one of lanes, balanced - at `\$\.routing`"),
         ("architecture.hidden_size", 66, "must be even"),
         ("architecture.rope_theta", 0, r"> 0.* - at `\$\.architecture\.rope_theta`"),
