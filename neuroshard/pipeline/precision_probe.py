@@ -23,7 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 WORTHWHILE_GAIN = 1.15  # bf16 rounds more coarsely: a few per cent of speed are not worth it
 DOUBTFUL_FACTOR = 1.1  # measured gains within this factor of WORTHWHILE_GAIN may be on its other side
-MOST_ROUNDS = 4  # times the least number, while the gain is doubtful
+STEADY_SPREAD = 1.3  # with two busy programs on two cores it was 1.5 to 2.1, and the gain 1.1 to 1.6 instead of 1.45
+MOST_ROUNDS = 4  # times the least number, while the gain is doubtful or the passes are not steady
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class PrecisionProbe:
 
     fp32_seconds: float
     bf16_seconds: float
+    spread: float = 1.0  # of a precision's passes, median / fastest; the larger of both
 
     @property
     def gain(self) -> float:
@@ -42,6 +44,11 @@ class PrecisionProbe:
     def is_doubtful(self) -> bool:
         """Whether another measurement could choose the other precision, as other programs slow some passes down."""
         return WORTHWHILE_GAIN / DOUBTFUL_FACTOR <= self.gain <= WORTHWHILE_GAIN * DOUBTFUL_FACTOR
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether other programs left the passes alone, so that the result describes the computer."""
+        return self.spread <= STEADY_SPREAD
 
     @property
     def chosen(self) -> Precision:
@@ -61,9 +68,9 @@ def probe_precision(
     """Time forward and backward passes in both precisions, in turns. Runs on the compute thread.
 
     After one untimed pass in each precision, `rounds` timed passes in each follow, and more while the result is
-    doubtful, but none after `max_seconds` except the first. The precision that comes first changes from round to round,
-    and the medians count: a program that disturbs one pass, or slows down all of them by and by, changes no result. No
-    gradients remain.
+    doubtful or the passes are not steady, but none after `max_seconds` except the first. The precision that comes first
+    changes from round to round, and the medians count: a program that disturbs one pass, or slows down all of them by
+    and by, changes no result. No gradients remain.
     """
     inputs, ids = _sample(model, sequences, device)
     started = clock()
@@ -74,9 +81,11 @@ def probe_precision(
         for precision in order:
             seconds[precision].append(_time_pass(model, inputs, ids, precision, clock))
         order.reverse()
-        probe = PrecisionProbe(median(seconds[Precision.FP32]), median(seconds[Precision.BF16]))
+        medians = {precision: median(passes) for precision, passes in seconds.items()}
+        spread = max(medians[precision] / min(passes) for precision, passes in seconds.items())
+        probe = PrecisionProbe(medians[Precision.FP32], medians[Precision.BF16], spread)
         turns = len(seconds[Precision.FP32])
-        is_clear = turns >= rounds and not probe.is_doubtful
+        is_clear = turns >= rounds and not probe.is_doubtful and probe.is_steady
         if is_clear or turns >= MOST_ROUNDS * rounds or clock() - started > max_seconds:
             return probe
 
@@ -148,7 +157,8 @@ def precision_file(data_dir: Path) -> StateFile[MeasuredPrecisions]:
 class RememberedProbes:
     """Probes of this machine, which a data folder keeps from start to start.
 
-    A result near WORTHWHILE_GAIN would otherwise choose another precision at some starts.
+    A result near WORTHWHILE_GAIN would otherwise choose another precision at some starts. A result from a busy computer
+    counts for its start only.
     """
 
     def __init__(self, data_dir: Path, device_name: str, threads: int) -> None:
@@ -166,6 +176,8 @@ class RememberedProbes:
             if (measured.machine, measured.work) == (self._machine, work):
                 return measured.probe
         probe = probe_precision(model, device, sequences=sequences)
+        if not probe.is_steady:
+            return probe
         new = MeasuredPrecision(self._machine, work, probe.fp32_seconds, probe.bf16_seconds)
         try:
             self._file.write(MeasuredPrecisions((*stored, new)[-MOST_REMEMBERED:]))

@@ -15,6 +15,7 @@ from neuroshard.pipeline import precision_probe
 from neuroshard.pipeline.executor import Precision
 from neuroshard.pipeline.precision_probe import (
     MOST_REMEMBERED,
+    MOST_ROUNDS,
     PrecisionProbe,
     RememberedProbes,
     precision_file,
@@ -116,6 +117,7 @@ def test_later_starts_use_the_first_result_of_the_same_machine_and_model(
     first = chosen()
     assert first.chosen is Precision.BF16
     assert chosen() == first
+    assert first.is_steady
     assert chosen("another processor").gain == 1.14
     assert chosen(threads=4).gain == 1.13
     assert chosen(sequences=4).gain == 1.12
@@ -125,6 +127,18 @@ def test_later_starts_use_the_first_result_of_the_same_machine_and_model(
     assert chosen() == first
     (tmp_path / "precision.json").unlink()  # as `neuroshard doctor` advises
     assert chosen().gain == 1.2
+
+
+def test_a_result_from_a_busy_computer_counts_for_one_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program takes half of the passes: their median is far above the fastest."""
+    passes = timed_passes(monkeypatch, lambda precision, count: IN_TRUTH[precision] * (2.0 if count % 8 < 5 else 1.0))
+    busy = probe_precision(untrained(), CPU, clock=lambda: 0.0)
+    assert not busy.is_steady
+    assert len(passes) == 2 + 2 * 5 * MOST_ROUNDS
+    results = iter((busy, PrecisionProbe(1.3, 1.0, 1.1), PrecisionProbe(1.0, 1.0)))
+    monkeypatch.setattr(precision_probe, "probe_precision", lambda *_, **__: next(results))
+    probes = RememberedProbes(tmp_path, "a processor", 2)
+    assert [probes.probe(untrained(), CPU, 2).gain for _ in range(3)] == [busy.gain, 1.3, 1.3]
 
 
 def test_a_start_measures_without_a_file_that_can_be_used(
