@@ -119,16 +119,17 @@ def precision(case: Case) -> Finding:
     from neuroshard.pipeline.precision_probe import precision_file
 
     file = precision_file(case.loaded.settings.data_dir)
-    stored = file.read(lambda _: None)
+    damage = list[str]()
+    stored = file.read(damage.append)
     training: Mapping[str, Any] = (case.status or {}).get("training") or {}
     running = f"the running node computes in {training['precision']}; " if training.get("precision") else ""
     if stored is None or not stored.measured:
         detail = f"{running}nothing is measured yet: a new model measures fp32 against bf16 at its first start"
-        return Finding("precision", is_well=True, detail=detail)
+        return Finding("precision", is_well=True, detail=detail, action=" ".join(damage))
     last = stored.measured[-1]
     detail = (
-        f"{running}{last.probe.chosen.value} for new models: bf16 is {last.probe.gain:.2f} times as fast as fp32 on "
-        f"{last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
+        f"{running}the last measurement chose {last.probe.chosen.value}: bf16 had {last.probe.gain:.2f} times the speed "
+        f"on {last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
     )
     action = f"To measure again at the next start of a new model, delete {file.path}."
     return Finding("precision", is_well=True, detail=detail, action=action)
@@ -156,8 +157,8 @@ def speed(case: Case) -> Finding:
     source = "data sheet" if chosen.name in BF16_PEAKS else "measured now"
     reached = TRAINING_EFFICIENCY * peak.flops_per_second
     detail = (
-        f"matrix products at {peak.flops_per_second / 1e12:,.2f} TFLOP/s ({source}); training reaches about half: "
-        f"{reached / (6 * 100e6):,.0f} tokens/s with 100 M parameters, {reached / (6 * 1e9):,.0f} with 1 B"
+        f"matrix products at {peak.flops_per_second / 1e12:,.2f} TFLOP/s ({source}); training reaches "
+        f"{TRAINING_EFFICIENCY:.0%}: {reached / (6 * 100e6):,.0f} tokens/s with 100 M parameters, {reached / (6 * 1e9):,.0f} with 1 B"
     )
     return Finding("speed", is_well=True, detail=detail, action=" ".join(_reasons_for_less(chosen, settings)))
 
@@ -190,7 +191,7 @@ def _reasons_of_nvidia(chosen: Device) -> list[str]:
     capability = float(chosen.version.rpartition(" ")[2])
     reasons = [old_driver(torch.version.cuda)]
     if capability < LEAST_BF16_CAPABILITY:
-        reasons.append(f"This GPU has no units for bf16: its compute capability is {capability}, and 8.0 has them.")
+        reasons.append(f"Its compute capability is {capability}, and bf16 needs {LEAST_BF16_CAPABILITY}.")
     return list(filter(None, reasons))
 
 

@@ -35,7 +35,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.microbatch_call import PATIENCE_SECONDS, RETRY_SECONDS, MicrobatchCall
 from neuroshard.pipeline.routing import Routing
 from neuroshard.pipeline.stage_client import MicrobatchResult, RemoteStageClient, StageClient
-from neuroshard.pipeline.stage_protocol import INPUTS, WirePrecision, to_wire
+from neuroshard.pipeline.stage_protocol import COARSE, INPUTS, WirePrecision, to_wire
 from neuroshard.pipeline.tensor_checks import LARGEST_ROUNDING
 from neuroshard.status.pipeline import StarEdge
 from neuroshard.types import NodeId
@@ -364,7 +364,8 @@ class ChainedCall(MicrobatchCall):
             super()._note_opened(stage, hop, output)
             return
         self._opened[stage], before = hop, self._first[stage]
-        is_alike = wire_digest(to_wire(INPUTS, output, self._edges.precision)) == self._given.get(stage)
+        precision, given = self._edges.precision, self._given.get(stage)
+        is_alike = precision not in COARSE and wire_digest(to_wire(INPUTS, output, precision)) == given
         if before is not None and (before.node_id != hop.node_id or not is_alike):
             self._note_replacement(stage, before, hop, is_alike=is_alike)
 

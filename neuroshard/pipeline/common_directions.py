@@ -38,8 +38,9 @@ def without_common_part(activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     sequences, tokens, size = activations.shape
     values = activations.detach().to("cpu", torch.float32).reshape(-1, size)
     mean = values.mean(dim=0)
-    directions = _strongest(values - mean)
-    found = (values - mean) @ directions.t()
+    centred = values - mean
+    directions = _strongest(centred)
+    found = centred @ directions.t()
     steps = found.abs().amax(dim=0).div_(_LARGEST)
     rows = torch.cat([mean[None], directions * steps[:, None]]).to(torch.bfloat16)
     amounts = torch.round(found / steps.clamp_min(_TINY)).clamp_(-_LARGEST, _LARGEST).to(torch.int8)

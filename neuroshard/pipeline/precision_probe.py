@@ -151,7 +151,7 @@ class MeasuredPrecisions(Struct, frozen=True):
 def precision_file(data_dir: Path) -> StateFile[MeasuredPrecisions]:
     """The file with the results of earlier starts. A node without it measures again."""
     consequence = "the precision is measured again"
-    return StateFile(data_dir / FILE_NAME, MeasuredPrecisions, "set_aside", consequence, data_dir=data_dir)
+    return StateFile(data_dir / FILE_NAME, MeasuredPrecisions, "ignore", consequence, data_dir=data_dir)
 
 
 class RememberedProbes:

@@ -53,6 +53,10 @@ class WirePrecision(StrEnum):
     INT4_RANK8 = "int4-rank8"  # int4 of what the mean and 8 directions of a microbatch leave: 8 bytes more per token
 
 
+# what was decoded from these is encoded to other bytes again
+COARSE = frozenset({WirePrecision.INT4, WirePrecision.INT4_RANK8})
+
+
 def wire_precisions(parameters: RunParameters) -> tuple[WirePrecision, WirePrecision]:
     """The formats of a run's activations and of their gradients."""
     activations = parameters.wire_precision
@@ -61,8 +65,7 @@ def wire_precisions(parameters: RunParameters) -> tuple[WirePrecision, WirePreci
 
 def largest_rounding(parameters: RunParameters) -> float:
     """Relative norm by which outputs of equal weights may differ in a run."""
-    is_int4 = WirePrecision(parameters.wire_precision) in {WirePrecision.INT4, WirePrecision.INT4_RANK8}
-    return LARGEST_ROUNDING_INT4 if is_int4 else LARGEST_ROUNDING
+    return LARGEST_ROUNDING_INT4 if WirePrecision(parameters.wire_precision) in COARSE else LARGEST_ROUNDING
 
 
 def wire_specs(name: str, shape: tuple[int, int, int], precision: WirePrecision) -> tuple[TensorSpec, ...]:
@@ -128,7 +131,7 @@ def from_wire(name: str, parts: Mapping[str, TensorPart], precision: WirePrecisi
     values = tensor_of(part)
     if precision is WirePrecision.INT8:
         return restored_activations(values, tensor_of(parts[name + _SCALES]))
-    if precision in {WirePrecision.INT4, WirePrecision.INT4_RANK8}:
+    if precision in COARSE:
         rest = restored_from_int4(values, tensor_of(parts[name + _SCALES]), size)
         if name + _ROWS not in parts:
             return rest

@@ -211,7 +211,7 @@ def test_the_doctor_says_what_the_processor_reaches_and_why_not_more(
     finding = speed(Case(load_settings(settings, {}), None))
     assert finding.is_well
     assert finding.detail == (
-        "matrix products at 1.20 TFLOP/s (measured now); training reaches about half: "
+        "matrix products at 1.20 TFLOP/s (measured now); training reaches 50%: "
         "1,000 tokens/s with 100 M parameters, 100 with 1 B"
     )
     assert finding.action == "cpu_threads allows 2 of 4 cores. cpu_percent allows 50 % of the time."
@@ -230,10 +230,10 @@ def test_the_doctor_says_what_a_gpu_reaches_and_why_not_more(tmp_path: Path, mon
     monkeypatch.setattr(nvidia, "old_driver", lambda _cuda: "The driver is old.")
     settings = {"device": "cuda:0", "compile": "off", "max_gpu_memory": 9_000, "data_dir": tmp_path}
     finding = speed(Case(load_settings(settings, {}), None))
-    assert finding.detail.startswith("matrix products at 989.00 TFLOP/s (data sheet); training reaches about half: ")
+    assert finding.detail.startswith("matrix products at 989.00 TFLOP/s (data sheet); training reaches 50%: ")
     assert finding.action == ("The driver is old. compile = off: training stays eager. max_gpu_memory allows 9,000 MB.")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: turing(H200, 140))
-    assert "no units for bf16: its compute capability is 7.5" in speed(Case(load_settings(settings, {}), None)).action
+    assert "Its compute capability is 7.5, and bf16 needs 8.0." in speed(Case(load_settings(settings, {}), None)).action
     shown = memory(Case(load_settings({**settings, "memory": 100_000}, {}), None)).detail
     assert re.search(r"; 9,000 MB of the GPU: up to \d+ M parameters, or \d+ M with the optimizer in", shown)
 

@@ -83,6 +83,17 @@ def test_the_rest_and_the_common_part_are_the_whole() -> None:
     assert size_of(rest) < 0.3 * size_of(activations)
 
 
+def test_every_machine_decodes_the_same_numbers() -> None:
+    """One direction after the other is added in fp32: 2**24 + 1 - 2**24 is 0 in this order and 1 in another."""
+    rows = torch.zeros(1 + DIRECTIONS, 64, dtype=torch.bfloat16)
+    rows[0], rows[1], rows[8] = 2.0**24, 1.0, -(2.0**24)
+    amounts = torch.zeros(1, 64, DIRECTIONS, dtype=torch.int8)
+    amounts[..., 0], amounts[..., 7] = 1, 1
+    assert torch.equal(common_part(amounts, rows), torch.zeros(1, 64, 64))
+    rows[1] = 2.0
+    assert torch.equal(common_part(amounts, rows), torch.full((1, 64, 64), 2.0))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_a_number_is_refused(value: float) -> None:
     activations = sample()

@@ -147,7 +147,7 @@ def test_a_start_measures_without_a_file_that_can_be_used(
     monkeypatch.setattr(precision_probe, "probe_precision", lambda *_, **__: PrecisionProbe(2.0, 1.0))
     (tmp_path / "precision.json").write_text('{"measured": [{"gain": NaN}]}')
     assert RememberedProbes(tmp_path, "a processor", 2).probe(untrained(), CPU, 2).gain == 2.0
-    assert (tmp_path / "precision.json.damaged").exists()
+    assert precision_file(tmp_path).read() is not None  # the new measurement replaced it
     assert "the precision is measured again" in caplog.text
     assert RememberedProbes(tmp_path / "gone", "a processor", 2).probe(untrained(), CPU, 2).gain == 2.0
     assert "measures the precision again" in caplog.text
@@ -171,12 +171,15 @@ def test_the_doctor_shows_the_measurement_and_how_to_repeat_it(tmp_path: Path, m
     finding = precision(case)
     assert finding.is_well
     assert finding.detail == (
-        f"bf16 for new models: bf16 is 1.32 times as fast as fp32 on Fast 9000 with 2 CPU threads and "
+        f"the last measurement chose bf16: bf16 had 1.32 times the speed on Fast 9000 with 2 CPU threads and "
         f"PyTorch {torch.__version__}"
     )
     assert finding.action.endswith(f"delete {tmp_path / 'precision.json'}.")
     running = Case(case.loaded, {"training": {"precision": "fp32"}})
-    assert precision(running).detail.startswith("the running node computes in fp32; bf16 for new models")
+    assert precision(running).detail.startswith("the running node computes in fp32; the last measurement chose bf16")
+    (tmp_path / "precision.json").write_text("{")
+    assert "is damaged" in precision(case).action
+    assert (tmp_path / "precision.json").read_text() == "{"  # doctor changes nothing
 
 
 def test_the_processor_has_the_name_that_its_maker_gave_it(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from neuroshard.pipeline.microbatch import (
 from neuroshard.pipeline.microbatch_call import MicrobatchCall, measured_losses
 from neuroshard.pipeline.routing import FixedRouting
 from neuroshard.pipeline.stage_client import RemoteStageClient, StageClient, StageClientOptions
-from neuroshard.pipeline.stage_protocol import Operation, StageAddress, WirePrecision
+from neuroshard.pipeline.stage_protocol import COARSE, Operation, StageAddress, WirePrecision
 from neuroshard.pipeline.stage_requests import StageRequestHandler
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
@@ -111,8 +111,7 @@ def test_the_law_holds_over_the_wire(compute: ComputeThread, precision: WirePrec
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
         similarity = torch.cosine_similarity(found[name].flatten(), parameter.grad.flatten(), dim=0)
-        is_coarse = precision in {WirePrecision.INT4, WirePrecision.INT4_RANK8}
-        assert similarity > (0.97 if is_coarse else 0.999)
+        assert similarity > (0.97 if precision in COARSE else 0.999)
 
 
 def test_two_drivers_with_lossy_lines_are_accumulated_once(compute: ComputeThread) -> None:
