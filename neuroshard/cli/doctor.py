@@ -128,8 +128,8 @@ def precision(case: Case) -> Finding:
         return Finding("precision", is_well=True, detail=detail, action=" ".join(damage))
     last = stored.measured[-1]
     detail = (
-        f"{running}the last measurement chose {last.probe.chosen.value}: bf16 had {last.probe.gain:.2f} times the speed "
-        f"on {last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
+        f"{running}the last measurement chose {last.probe.chosen.value}: bf16 had {last.probe.gain:.2f} times the "
+        f"speed on {last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
     )
     action = f"To measure again at the next start of a new model, delete {file.path}."
     return Finding("precision", is_well=True, detail=detail, action=action)
@@ -158,7 +158,8 @@ def speed(case: Case) -> Finding:
     reached = TRAINING_EFFICIENCY * peak.flops_per_second
     detail = (
         f"matrix products at {peak.flops_per_second / 1e12:,.2f} TFLOP/s ({source}); training reaches "
-        f"{TRAINING_EFFICIENCY:.0%}: {reached / (6 * 100e6):,.0f} tokens/s with 100 M parameters, {reached / (6 * 1e9):,.0f} with 1 B"
+        f"{TRAINING_EFFICIENCY:.0%}: {reached / (6 * 100e6):,.0f} tokens/s with 100 M parameters, "
+        f"{reached / (6 * 1e9):,.0f} with 1 B"
     )
     return Finding("speed", is_well=True, detail=detail, action=" ".join(_reasons_for_less(chosen, settings)))
 
