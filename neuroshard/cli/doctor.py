@@ -129,7 +129,8 @@ def precision(case: Case) -> Finding:
     last = stored.measured[-1]
     detail = (
         f"{running}the last measurement chose {last.probe.chosen.value}: bf16 had {last.probe.gain:.2f} times the "
-        f"speed on {last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch {last.machine.torch}"
+        f"speed on {last.machine.device} with {plural(last.machine.threads, 'CPU thread')} and PyTorch "
+        f"{last.machine.torch}"
     )
     action = f"To measure again at the next start of a new model, delete {file.path}."
     return Finding("precision", is_well=True, detail=detail, action=action)
