@@ -12,6 +12,7 @@ from neuroshard.config.weekly_schedule import Schedule
 from neuroshard.host.owner_policy import (
     LEAST_SHARE,
     RECOVERY_STEP,
+    USED_BY_OTHERS,
     GpuReading,
     HostReadings,
     Rules,
@@ -131,6 +132,13 @@ def test_each_rule_is_obeyed_and_the_stronger_one_is_told(
             isinstance(observed.programs, frozenset) and bool(observed.programs & {*rules.programs}),
         ),
         ("pause_on_full_screen", rules.pause_on_full_screen and observed.full_screen is True),
+        (
+            "gpu_share",
+            rules.gpu_share == 0
+            and isinstance(observed.gpu, GpuReading)
+            and isinstance(observed.gpu.others, float)
+            and observed.gpu.others >= USED_BY_OTHERS,
+        ),
         (
             "train_when",
             rules.only_idle
