@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -15,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from neuroshard import __version__
 from neuroshard.cli import checkpoint, desktop, doctor, genesis, organise, remote, run, start, talk, update, wallet
-from neuroshard.cli.failures import exit_code, exit_codes_line, print_error, show_failure_on_desktop
+from neuroshard.cli.failures import ExitCode, exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
     CompileOption,
     DataDir,
@@ -283,4 +284,13 @@ def main() -> None:
 
 def _end_with(error: NeuroShardError) -> NoReturn:
     print_error(error)
-    sys.exit(exit_code(error))
+    code = exit_code(error)
+    if code is ExitCode.RESTART:
+        # A transfer with the lost rank may still be alive in a C++ thread of the process group. In a normal shutdown
+        # this thread destroys the transfer, asks for Python's lock to do so, and Python ends the thread there. C++ then
+        # aborts the process, and its exit code is another one. The state is saved, and the log is closed.
+        with suppress(OSError):  # nobody reads the output any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

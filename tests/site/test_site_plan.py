@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def launched(folder: Path, *options: str) -> list[subprocess.Popen[str]]:
+# as `neuroshard`, but a normal shutdown of the interpreter aborts the process; transfers with a lost rank may do that
+ABORTING = "import atexit, os\nfrom neuroshard.cli.main import main\natexit.register(os.abort)\nmain()"
+
+
+def launched(folder: Path, *options: str, program: Sequence[str] = ("-m", "neuroshard")) -> list[subprocess.Popen[str]]:
     """Two processes with one command line and torchrun's variables."""
     (folder / "text").mkdir()
     for number in range(4):
@@ -164,7 +169,7 @@ def launched(folder: Path, *options: str) -> list[subprocess.Popen[str]]:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "neuroshard", *node, *paths, *options],
+            [sys.executable, *program, *node, *paths, *options],
             env=os.environ | common | {"RANK": rank, "LOCAL_RANK": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -200,7 +205,7 @@ def test_two_processes_of_a_launcher_are_one_node(tmp_path: Path) -> None:
 )
 def test_the_end_of_a_launched_rank_ends_the_other_with_exit_code_7(killed: int, words: str, tmp_path: Path) -> None:
     """The launcher sees the code and starts all ranks again; rank 0 has saved its state before."""
-    processes = launched(tmp_path)
+    processes = launched(tmp_path, program=("-c", ABORTING))
     try:
         output = processes[0].stdout
         assert output is not None
