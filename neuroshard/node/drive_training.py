@@ -18,10 +18,11 @@ from neuroshard.model.memory_limit import least_limit_mb, planned_bytes
 from neuroshard.model.memory_need import MEGABYTE, driving_bytes
 from neuroshard.node.run_arrival import FIRST_STEP
 from neuroshard.node.sample_texts import SampleTexts, sample_writer_of
-from neuroshard.node.stage_training import MOST_IN_FLIGHT, NodeContext, RunningNode, text_generator
+from neuroshard.node.stage_training import NodeContext, RunningNode, text_generator
 from neuroshard.node.training_records import RecordSaver, RotationLog
 from neuroshard.pipeline.control import Control, RequestedPause
 from neuroshard.pipeline.routing import SwarmRouting, replica_choice
+from neuroshard.pipeline.sessions import microbatches_in_flight
 from neuroshard.status.board import Publisher, StartupProgress
 from neuroshard.status.snapshot import ModelStatus
 from neuroshard.training.drive_store import DriveStore, WriteAheadFeed
@@ -42,7 +43,7 @@ def begin_driving(
 ) -> RunningNode:
     """Build the parts of a trainer. Raises StorageError, and TooLittleMemoryError if one microbatch does not fit."""
     parameters, architecture = ground.run.parameters, ground.run.parameters.architecture
-    in_flight = microbatches_in_flight(parameters, ground.memory.limit_mb)
+    in_flight = fitting_microbatches(parameters, ground.memory.limit_mb)
     work = driving_bytes(architecture, parameters.batch_size, parameters.stage_count, in_flight)
     need = -(-planned_bytes(work, ground.memory.limit_mb) // MEGABYTE)
     memory = replace(ground.memory, need_mb=need, resident_mb=resident_megabytes(), peak_mb=peak_megabytes())
@@ -78,12 +79,13 @@ def begin_driving(
     )
 
 
-def microbatches_in_flight(parameters: RunParameters, limit_mb: int) -> int:
+def fitting_microbatches(parameters: RunParameters, limit_mb: int) -> int:
     """Number of microbatches that a trainer keeps in flight: those of one step, or as many as the memory allows.
 
     Raises TooLittleMemoryError with the MB needed if one microbatch does not fit.
     """
-    most = max(1, min(MOST_IN_FLIGHT, parameters.sequences_per_step // parameters.batch_size))
+    wanted = microbatches_in_flight(parameters.stage_count)
+    most = max(1, min(wanted, parameters.sequences_per_step // parameters.batch_size))
     needs = [
         least_limit_mb(driving_bytes(parameters.architecture, parameters.batch_size, parameters.stage_count, count))
         for count in range(1, most + 1)

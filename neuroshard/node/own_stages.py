@@ -22,7 +22,8 @@ from neuroshard.model.architecture import StagePlan, plan_of
 from neuroshard.model.memory_limit import MEGABYTE, TIER_MB, least_limit_mb, planned_bytes
 from neuroshard.model.memory_need import REMEMBERED_MICROBATCHES, MemoryNeed, PipelineLoad, SiteMode, memory_need
 from neuroshard.node.stage_swarm import StageSwarm
-from neuroshard.pipeline.sessions import SessionLimits
+from neuroshard.pipeline.driver import MICROBATCHES_OF_SESSION
+from neuroshard.pipeline.sessions import SessionLimits, microbatches_in_flight
 from neuroshard.pipeline.stage_server import ServiceLimits
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.placement.stage_choice import choose_stages, fitting_windows
@@ -32,8 +33,6 @@ from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 from neuroshard.types import LayerRange
 
-USUAL_OPEN = 8  # open microbatches of one driver
-MOST_OPEN = SessionLimits().open_microbatches
 REMEMBERED_OF_DRIVER = 16
 
 
@@ -150,9 +149,14 @@ def stage_work(
     shapes = StageShapes.for_layers(parameters.architecture, layers, parameters.batch_size)
     load = replace(load, open_microbatches=load.open_microbatches * width, kept_graphs=load.kept_graphs * width)
     answer = shapes.kept_bytes(parameters.batch_size * parameters.architecture.sequence_length)
+    of_driver = min(load.open_microbatches, microbatches_in_flight(parameters.stage_count) * width)
+    of_usual = SessionLimits()
+    at_once = max(of_usual.sessions_of_driver, 2 * -(-of_driver // MICROBATCHES_OF_SESSION))
     sessions = SessionLimits(
+        sessions=max(of_usual.sessions, 4 * at_once),
+        sessions_of_driver=at_once,
         open_microbatches=load.open_microbatches,
-        open_of_driver=min(load.open_microbatches, SessionLimits().open_of_driver * width),
+        open_of_driver=of_driver,
         kept_bytes=(load.open_microbatches + REMEMBERED_MICROBATCHES) * answer,
         kept_bytes_of_driver=(load.open_microbatches + REMEMBERED_OF_DRIVER) * answer,
     )
@@ -166,7 +170,8 @@ def _loads(parameters: RunParameters, stages: StageRange) -> Iterator[PipelineLo
     plan = plan_of(parameters)
     layers = tuple(plan[index] for index in stages)
     of_step = max(1, parameters.sequences_per_step // parameters.batch_size)
-    most, usual, least = (min(of_step, count) for count in (MOST_OPEN, USUAL_OPEN, LEAST_OPEN))
+    of_driver = microbatches_in_flight(parameters.stage_count)
+    most, usual, least = (min(of_step, count) for count in (2 * of_driver, of_driver, LEAST_OPEN))
     for count in range(most, usual, -1):
         yield PipelineLoad(layers, count, kept_graphs=count)
     for kept in range(usual, -1, -1):

@@ -34,6 +34,7 @@ from neuroshard.pipeline.compilation import Compilation, compilation_of
 from neuroshard.pipeline.control import Control, RequestedPause
 from neuroshard.pipeline.executor import ComputeThread, Precision
 from neuroshard.pipeline.routing import ChoiceInTurn, FixedRouting, SwarmRouting, replica_choice
+from neuroshard.pipeline.sessions import microbatches_in_flight
 from neuroshard.pipeline.stage_client import LocalStageClient
 from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.runs.data_opening import OpenedData
@@ -79,9 +80,6 @@ def text_generator(
         return SwarmInferenceSession(routing, next(sessions), swarm.missing)
 
     return TextGenerator(architecture, tokenizer, begin_in_swarm)
-
-
-MOST_IN_FLIGHT = 8  # microbatches of one driver
 
 
 @dataclass(frozen=True)
@@ -363,7 +361,8 @@ class StageTraining:
         choice = replica_choice(run.parameters.routing, node_id, swarm.lane_root)
         swarm_routing = SwarmRouting(stage_count, swarm.workers, swarm.hop, choice, swarm.missing)
         of_step = run.parameters.sequences_per_step // run.parameters.batch_size
-        in_flight = max(1, min(MOST_IN_FLIGHT * width, of_step, lives[0].service.open_of_driver))
+        most = microbatches_in_flight(stage_count) * width
+        in_flight = max(1, min(most, of_step, lives[0].service.open_of_driver))
         write_ahead = WriteAheadFeed(feed, drives.note_position, swarm.sends_to_others)
         return DriverParts(node_id, write_ahead, swarm_routing, in_flight, drives.first_session(time.time()), width)
 

@@ -17,6 +17,16 @@ from neuroshard.waiting import Signal
 
 _REMEMBERED_CLOSED = 64  # closed sessions of a driver that are stored one by one; all older ones count as closed
 
+LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 8, 64
+
+
+def microbatches_in_flight(stage_count: int) -> int:
+    """Microbatches of one driver on their way through a model at the same time: two for each stage, 8 to 64.
+
+    Each stage then computes one while the next one travels to it.
+    """
+    return min(MOST_IN_FLIGHT, max(LEAST_IN_FLIGHT, 2 * stage_count))
+
 
 @dataclass(frozen=True)
 class SessionLimits:
@@ -26,8 +36,8 @@ class SessionLimits:
     sessions: int = 64
     sessions_of_driver: int = 8
     microbatches_of_session: int = 256
-    open_microbatches: int = 16  # between forward and backward pass; each one keeps its activations
-    open_of_driver: int = 8
+    open_microbatches: int = 2 * LEAST_IN_FLIGHT  # between forward and backward pass; each one keeps its activations
+    open_of_driver: int = LEAST_IN_FLIGHT
     kept_bytes: int = 1 << 30  # answers kept for repeated requests
     kept_bytes_of_driver: int = 1 << 29
     idle_seconds: float = 120.0  # a session is closed after its driver has sent no request at all for this time

@@ -66,7 +66,7 @@ T = TypeVar("T")
 _HERE = NodeId("this node")
 
 
-REMEMBERED_TIMINGS = 64  # of a stage client: more than a driver's microbatches in flight can have
+REMEMBERED_TIMINGS = 128  # of a stage client: more than a driver's microbatches in flight can have
 TIMED = frozenset({Operation.FORWARD, Operation.LOSS, Operation.BACKWARD})  # requests of a microbatch
 
 

@@ -12,7 +12,7 @@ from neuroshard.errors import TooLittleMemoryError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.model.architecture import architecture_for
 from neuroshard.node.demo import DemoOptions
-from neuroshard.node.drive_training import microbatches_in_flight
+from neuroshard.node.drive_training import fitting_microbatches
 from neuroshard.node.own_stages import StageChooser, windows_of
 from neuroshard.runs.proposal import HardwareBudget
 from tests.worlds.nodes import SINGLE, StageWorld, play
@@ -49,12 +49,12 @@ def test_more_memory_holds_more_stages_and_never_more_than_allowed() -> None:
 
 def test_a_trainer_takes_fewer_microbatches_at_a_time_where_memory_is_small() -> None:
     large = replace(STAGED, architecture=replace(STAGED.architecture, hidden_size=4096, head_count=32), stage_count=32)
-    counts = [microbatches_in_flight(large, limit) for limit in (2_000, 4_000, 30_000)]
-    assert counts[0] < counts[1] < counts[2] == 8
+    counts = [fitting_microbatches(large, limit) for limit in (2_000, 4_000, 30_000)]
+    assert counts[0] < counts[1] < counts[2] == 8  # those of a step
     with pytest.raises(TooLittleMemoryError, match="Driving this run needs 1,"):
-        microbatches_in_flight(large, 1_000)
-    assert microbatches_in_flight(STAGED, 1_000) == 8
-    assert microbatches_in_flight(replace(STAGED, sequences_per_step=4), 1_000) == 1
+        fitting_microbatches(large, 1_000)
+    assert fitting_microbatches(STAGED, 1_000) == 8
+    assert fitting_microbatches(replace(STAGED, sequences_per_step=4), 1_000) == 1
 
 
 def test_a_limit_of_stages_takes_none_away_that_fits_by_itself() -> None:

@@ -16,9 +16,7 @@ from neuroshard.model.architecture import architecture_for, layer_matrices_count
 from neuroshard.model.memory_need import MEGABYTE, DeviceKind, PipelineLoad
 from neuroshard.node.own_stages import (
     LEAST_OPEN,
-    MOST_OPEN,
     REMEMBERED_OF_DRIVER,
-    USUAL_OPEN,
     DevicePlan,
     StageWork,
     best_load,
@@ -29,6 +27,8 @@ from neuroshard.node.own_stages import (
     windows_of,
 )
 from neuroshard.node.site_ranks import follow_plan
+from neuroshard.pipeline.driver import MICROBATCHES_OF_SESSION
+from neuroshard.pipeline.sessions import microbatches_in_flight
 from neuroshard.runs.proposal import HardwareBudget, propose
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.site import Site
@@ -37,6 +37,7 @@ from neuroshard.types import Architecture, LayerRange
 PINS = GenesisPins("ab" * 32, 16, "cd" * 32, "ef" * 32, 8192)
 STAGED = RunParameters("test", 1, architecture_for(12, 8192), 4, 4, 64, 7, PINS)
 MIDDLE = StageRange(1, 2)
+OF_DRIVER = microbatches_in_flight(STAGED.stage_count)
 
 
 def room(tier_mb: int, device: DeviceKind = "cpu", device_mb: int | None = None) -> HardwareBudget:
@@ -61,8 +62,8 @@ def test_memory_goes_to_the_microbatches_of_a_driver_then_to_their_activations_t
     work = [(load.open_microbatches, load.kept_graphs) for load in found]
     assert work == sorted(work)
     assert work[0] == (LEAST_OPEN, 0)
-    assert work[-1] == (MOST_OPEN, MOST_OPEN)
-    assert {(USUAL_OPEN, 0), (USUAL_OPEN, USUAL_OPEN)} <= set(work)
+    assert work[-1] == (2 * OF_DRIVER, 2 * OF_DRIVER)
+    assert {(OF_DRIVER, 0), (OF_DRIVER, OF_DRIVER)} <= set(work)
     assert any(0 < kept < opened for opened, kept in work)
 
 
@@ -88,12 +89,29 @@ def test_what_is_chosen_fits_or_is_the_least(
     assert load is not None
     fits = need_of(parameters, stages, here, load).fits(here.tier_mb, here.device_tier_mb)
     assert fits or load == least_load(parameters, stages)
-    assert 0 <= load.kept_graphs <= load.open_microbatches <= min(MOST_OPEN, microbatches)
+    assert 0 <= load.kept_graphs <= load.open_microbatches <= min(2 * microbatches_in_flight(stage_count), microbatches)
     least = least_load(parameters, stages)
     assert least is not None
     need, least_need = (need_of(parameters, stages, here, each) for each in (load, least))
     assert least_need.host_bytes <= need.host_bytes
     assert least_need.device_bytes <= need.device_bytes
+
+
+@pytest.mark.parametrize(("stage_count", "expected"), [(2, 8), (4, 8), (12, 24), (32, 64), (40, 64)])
+def test_a_long_pipeline_has_as_many_microbatches_in_flight_as_keep_each_stage_busy(
+    stage_count: int, expected: int
+) -> None:
+    """Their sessions fit the limits of the stage, too: those that still run, and as many that end."""
+    shape = architecture_for(40, 8192)
+    long = replace(STAGED, architecture=shape, stage_count=stage_count, batch_size=1, sequences_per_step=200)
+    load = best_load(long, StageRange(1, 2), room(1_000_000))
+    assert load is not None
+    work = stage_work(long, plan_of(long)[1], load)
+    assert work.limits is not None
+    sessions = work.limits.sessions
+    assert (sessions.open_of_driver, sessions.open_microbatches) == (expected, 2 * expected)
+    assert sessions.sessions_of_driver * MICROBATCHES_OF_SESSION >= 2 * expected
+    assert sessions.sessions >= 4 * sessions.sessions_of_driver
 
 
 @pytest.mark.parametrize("stage", range(4))
