@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 
 import torch
 
-from benchmarks.node_process import NodeProcess, running_node
-from benchmarks.node_speed import CASES, Case, Comparison, compare
-from benchmarks.prepared_run import build_data, fix_run
+from benchmarks.node_process import NodeProcess
+from benchmarks.node_speed import CASES, Case, Comparison, compare, node_of
 from benchmarks.record import WAS_NOT_RUN, Report, Row
 from neuroshard.host.matmul_speed import peak_speed
 from neuroshard.host.resources import Device, devices_of
@@ -114,17 +111,10 @@ def measure() -> Report:
 
 def measure_model(case: Case, device: Device) -> tuple[Measured, str]:
     """Train a model on a node that has compiled it, and on a compiled bare loop, in turns."""
-    with tempfile.TemporaryDirectory() as folder:
-        pins, ids = build_data(Path(folder) / "genesis", case.vocabulary)
-        architecture = case.architecture(ids)
-        data_dir = Path(folder) / "node"
-        fix_run(data_dir, pins, architecture, case.batch_size, learning_rate=1e-3)
-        # the bare loop, which takes turns with the node, is another program on the GPU
-        options = ["--genesis", str(Path(folder) / "genesis"), "--device", case.device, "--gpu-share", "100"]
-        with running_node(data_dir, options) as node:
-            first_step_seconds = node.wait_for_steps(1)
-            compilation = _compiled(node)
-            comparison = compare(node, architecture, case)
+    with node_of(case) as (node, architecture):
+        first_step_seconds = node.wait_for_steps(1)
+        compilation = _compiled(node)
+        comparison = compare(node, architecture, case)
     need = memory_need(architecture, batch_size=case.batch_size, device="cuda", compiles=True)
     peak = peak_speed(device, torch.bfloat16)
     note = (

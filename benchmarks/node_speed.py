@@ -86,9 +86,8 @@ class Comparison:
     thread_shares: dict[str, float]  # cores by thread while the node trained, mean
     precision: str
     fp32_rate: float  # of the bare loop, tokens a second
-    compiled_rate: (
-        float | None
-    )  # of the bare loop through torch.compile; None if that is not tried, or tried in the pairs
+    # of the bare loop through torch.compile; None if that is not tried, or tried in the pairs
+    compiled_rate: float | None
     write_seconds: float
     stall_seconds: float
     step_seconds: float
@@ -146,11 +145,9 @@ def bare_loop(architecture: Architecture, case: Case, precision: str, *, compile
         process.stdin.close()
 
 
-def measure(name: str) -> Report:
-    """One of CASES. Raises NotHereError for one that needs a GPU where there is none."""
-    case = CASES[name]
-    if case.device == "cuda" and not torch.cuda.is_available():
-        raise NotHereError("PyTorch sees no CUDA device here")
+@contextmanager
+def node_of(case: Case) -> Generator[tuple[NodeProcess, Architecture]]:
+    """A node that trains the model of a case on data of its own; gone when the block ends."""
     with tempfile.TemporaryDirectory() as folder:
         pins, ids = build_data(Path(folder) / "genesis", case.vocabulary)
         architecture = case.architecture(ids)
@@ -159,7 +156,16 @@ def measure(name: str) -> Report:
         # the bare loop, which takes turns with the node, is another program on the GPU
         options = ["--genesis", str(Path(folder) / "genesis"), "--device", case.device, "--gpu-share", "100"]
         with running_node(data_dir, options) as node:
-            comparison = compare(node, architecture, case)
+            yield node, architecture
+
+
+def measure(name: str) -> Report:
+    """One of CASES. Raises NotHereError for one that needs a GPU where there is none."""
+    case = CASES[name]
+    if case.device == "cuda" and not torch.cuda.is_available():
+        raise NotHereError("PyTorch sees no CUDA device here")
+    with node_of(case) as (node, architecture):
+        comparison = compare(node, architecture, case)
     where = "all cores" if case.device == "cpu" else torch.cuda.get_device_name()
     title = f"A running node against a bare PyTorch loop, {name} parameters (same precision, {where})"
     return Report(

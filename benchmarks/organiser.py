@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.node_process import free_port
 from benchmarks.organiser_process import OrganiserProcess, running_organiser
 from benchmarks.record import Report, Row, load_average
 from benchmarks.sizes import size
@@ -161,7 +162,7 @@ def measure() -> Report:
 def _play(folder: Path, joiners: Joiners) -> None:
     """Send the joins at their pace, and kill and restart the organiser evenly in between."""
     kill_after = {JOINERS * (each + 1) // (KILLS + 1) for each in range(KILLS)}
-    port = _free_port()
+    port = free_port()
     started = _Restarted(folder, joiners, port)
     try:
         started.start()
@@ -238,11 +239,3 @@ def _out_of_order(seen: Seen) -> int:
     """Joiners that got a place although an earlier one did not: nobody leaves, and every node fits every stage."""
     admitted = [number for number, answer in sorted(seen.places.items()) if answer["status"] == "admitted"]
     return sum(number != expected for expected, number in enumerate(admitted))
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

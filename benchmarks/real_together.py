@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -89,11 +89,7 @@ def _of_several(folder: Path, run: RunParameters, rows: Tensor) -> tuple[Sequenc
     """The losses of each node, and the records of the first node's rounds, oldest first."""
     with _swarm(folder, run) as nodes:
         rounds = dict[int, dict[str, Any]]()
-
-        def note_rounds() -> None:
-            rounds.update({one["outer_step"]: one for one in _rounds(nodes[0])})
-
-        losses = _at_marks(nodes, rows, note_rounds)
+        losses = _at_marks(nodes, rows, rounds)
         return losses, [rounds[step] for step in sorted(rounds)]
 
 
@@ -105,9 +101,9 @@ def _swarm(folder: Path, run: RunParameters) -> Generator[Sequence[NodeProcess]]
 
 
 def _at_marks(
-    nodes: Sequence[NodeProcess], rows: Tensor, between: Callable[[], None] = lambda: None
+    nodes: Sequence[NodeProcess], rows: Tensor, rounds: dict[int, dict[str, Any]] | None = None
 ) -> Sequence[Losses]:
-    """Losses of each node when it has passed each mark. Raises TimeoutError."""
+    """Losses of each node when it has passed each mark; `rounds` gets the first node's rounds. Raises TimeoutError."""
     found = [dict[int, float]() for _ in nodes]
     began = time.monotonic()
     while time.monotonic() - began < LONGEST_SECONDS:
@@ -117,7 +113,8 @@ def _at_marks(
                 for mark in MARKS:
                     if mark not in losses and steps >= mark:
                         losses[mark] = saved_loss(node, mark, rows)
-            between()
+            if rounds is not None:
+                rounds.update({one["outer_step"]: one for one in _rounds(nodes[0])})
         if all(len(losses) == len(MARKS) for losses in found):
             return found
         time.sleep(POLL_SECONDS)

@@ -188,10 +188,10 @@ def _reasons_for_less(chosen: Device, settings: Settings) -> list[str]:
 def _reasons_of_nvidia(chosen: Device) -> list[str]:
     import torch
 
-    from neuroshard.host.nvidia import old_driver
+    from neuroshard.host.nvidia import driver_advice
 
     capability = float(chosen.version.rpartition(" ")[2])
-    reasons = [old_driver(torch.version.cuda)]
+    reasons = [driver_advice(torch.version.cuda)]
     if capability < LEAST_BF16_CAPABILITY:
         reasons.append(f"Its compute capability is {capability}, and bf16 needs {LEAST_BF16_CAPABILITY}.")
     return list(filter(None, reasons))

@@ -140,7 +140,7 @@ def driver_version(library: Any = None) -> str | None:
         return None
 
 
-def old_driver(built_for: str | None, library: Any = None) -> str:
+def driver_advice(built_for: str | None, library: Any = None) -> str:
     """A sentence if the driver is made for an older CUDA than `built_for`, PyTorch's, such as "12.8"; otherwise ""."""
     library = library or nvml()
     try:

@@ -111,9 +111,7 @@ def follow_plan(site: Site, parameters: RunParameters, plan: DevicePlan) -> None
             "This run trains with Muon, which needs whole matrices, so its layers cannot be divided among GPUs.",
             "Set site_mode to replicate.",
         )
-    site.is_sharded = plan.mode == "shard"
-    if not plan.compiles:
-        site.compilation = "off"
+    site.plan_stages(is_sharded=plan.mode == "shard", compiles=plan.compiles)
     if site.is_sharded:
         _LOG.info("The weights of these layers are divided among %d ranks.", site.width)
 
@@ -135,5 +133,6 @@ def follow_as_rank(settings: Settings, plan: SitePlan) -> int:
     try:
         follow_rank_0(plan, facts, None, threads=devices.threads, timeout_seconds=settings.site_timeout)
     except LostRankError as error:
-        raise SiteRestartError(f"Rank {plan.rank} has lost rank 0: {error}.", "Start all ranks again.") from error
+        event = "has failed" if error.rank == plan.rank else "has lost rank 0"
+        raise SiteRestartError(f"Rank {plan.rank} {event}: {error}.", "Start all ranks again.") from error
     return 0

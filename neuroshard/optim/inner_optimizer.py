@@ -32,7 +32,7 @@ class EagerAdamW(AdamW):
 CHUNK = 1 << 22  # numbers: long enough for the full speed of the bus, short enough for small buffers
 BUFFERS = 2
 BUFFER_BYTES = BUFFERS * 2 * 4 * CHUNK  # on the device, for both moments in fp32
-PINNED_KINDS = frozenset({"cuda", "xpu"})  # devices that copy pinned host memory while they compute
+PINNED_KINDS = frozenset({"cuda", "xpu"})  # devices that copy from and to pinned host memory while they compute
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

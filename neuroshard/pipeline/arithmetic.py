@@ -41,7 +41,7 @@ class Executor(Protocol):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the weights end with any of the ranks, so that only a checkpoint has them then."""
+        """Whether the weights are lost when any rank ends, so that only a checkpoint has them then."""
         ...
 
     @property

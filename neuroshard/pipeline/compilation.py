@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuroshard.model.memory_need import COMPILED_KINDS
 from neuroshard.model.subspace import Subspace
 from neuroshard.model.transformer import Block, KeyValueCache, RunBlock
 from neuroshard.state.system_resources import yield_to_other_programs
 
 _LOG = logging.getLogger(__name__)
 
-COMPILED_DEVICES = frozenset({"cuda", "xpu"})
 LEAST_GAIN = 1.05
 TOLERANCE_FP32, TOLERANCE_BF16 = 1e-5, 2e-2  # norm of the difference over the norm, of each output and gradient
 ROUNDS = 10  # timed passes of each form; training computes meanwhile, so the fastest of them counts
@@ -208,7 +208,7 @@ def compilation_of(setting: str, device: torch.device, *, has_memory: bool = Tru
     """
     if setting == "off":
         return Compilation(reason="the setting compile is off")
-    if device.type not in COMPILED_DEVICES:
+    if device.type not in COMPILED_KINDS:
         return Compilation(reason=f"nothing is compiled for the device {device.type}")
     if not has_memory:
         return Compilation(reason="the device has no memory for the copy of a block")

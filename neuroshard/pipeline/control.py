@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -136,6 +137,15 @@ class Control:
     def look_again(self) -> None:
         """Notify the loops that another object has changed the pause."""
         self._changed.notify()
+
+    @contextmanager
+    def restarting_ranks(self) -> Generator[None]:
+        """A block in which one more loop waits for the ranks of a site."""
+        self.restarting += 1
+        try:
+            yield
+        finally:
+            self.restarting -= 1
 
     def save(self) -> int:
         """Request a checkpoint of every stage. Returns the number of the request."""

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from neuroshard.errors import StorageError
+from neuroshard.optim.inner_optimizer import PINNED_KINDS
 from neuroshard.state.system_resources import forget_contents
 from neuroshard.state.tensor_file import TensorLayout, bytes_of
-
-STREAMING_KINDS = frozenset({"cuda", "xpu"})  # devices that copy to pinned memory on a stream while they compute
 
 
 class StagingBuffers:
@@ -64,13 +63,13 @@ class StagingBuffers:
                 if tensor.device.type != "cpu" or not tensor.is_contiguous():
                     raise ValueError(f"tensor {name} must be contiguous on the CPU to be kept by reference")
                 self._references[name] = tensor.detach()
-            elif tensor.device.type in STREAMING_KINDS:
+            elif tensor.device.type in PINNED_KINDS:
                 owned[name] = tensor.detach()
             else:  # at once: the tensor may have been gathered for this, and is not kept
                 self._views[name].copy_(tensor.detach())
         devices = {tensor.device for tensor in owned.values()}
         device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-        if device.type in STREAMING_KINDS and _has_room(device, self.allocated_bytes):
+        if device.type in PINNED_KINDS and _has_room(device, self.allocated_bytes):
             snapshot = torch.empty(self.allocated_bytes, dtype=torch.uint8, device=device)
             _copy_all(self._views_of(snapshot), owned)
             self._transfer = _Transfer(snapshot, self._memory)

@@ -19,7 +19,7 @@ from neuroshard.errors import StorageError
 from neuroshard.model.subspace import subspace_of
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema, flatten, initialise
-from neuroshard.optim.inner_optimizer import make_inner_optimizer
+from neuroshard.optim.inner_optimizer import PINNED_KINDS, make_inner_optimizer
 from neuroshard.optim.outer import OuterState
 from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.compilation import Compilation
@@ -30,7 +30,7 @@ from neuroshard.state.checkpoint_saver import CheckpointPolicy, CheckpointSaver,
 from neuroshard.state.checkpoint_store import CheckpointStore, Expectation, LoadedCheckpoint
 from neuroshard.state.outer_state import OuterProgress
 from neuroshard.state.stage_tensors import ANCHOR, OUTER_TENSORS, VELOCITY, stage_tensors
-from neuroshard.state.staging_buffers import STREAMING_KINDS, StagingBuffers
+from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.system_resources import release_code, trim_heap
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.status.snapshot import CheckpointGeneration, CheckpointStatus
@@ -330,7 +330,7 @@ def build_stage(
     anchor, kept = (torch.empty(size) for size in sizes)  # never written, so no physical memory is used
     tensors = stage_tensors(model, optimizer, OuterState(anchor, kept, 0))
     staging = StagingBuffers(
-        TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in STREAMING_KINDS and not is_sharded
+        TensorLayout.of(tensors), OUTER_TENSORS, pinned=device.type in PINNED_KINDS and not is_sharded
     )
     keeper = CheckpointSaver(store, staging, policy or CheckpointPolicy())
     restoration = keeper.restore(expectation(identity))

@@ -242,11 +242,8 @@ class StageLoop:
         They take over this node's weights, or those of the newest checkpoint if each rank had a part of them. No round
         waits for this node meanwhile.
         """
-        self._control.restarting += 1
-        try:
+        with self._control.restarting_ranks():
             await self._restart()
-        finally:
-            self._control.restarting -= 1
 
     async def _restart(self) -> None:
         executor, saver = self.replica.executor, self.replica.saver
@@ -266,6 +263,8 @@ class StageLoop:
         elif executor.is_dropped:
             async with self.moving:
                 _LOG.warning("%s", await self._restore_last_good())
+        if not obstacle:  # no longer paused: the restored state may need its first evaluation before a step
+            self._service.intake.close("The stage is not ready yet.")
 
     def _wait_for_room(self) -> None:
         """Pause for a minute, unless a hold is already requested."""

@@ -227,7 +227,7 @@ def test_the_doctor_shows_the_speed_of_the_running_node(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_the_doctor_says_what_a_gpu_reaches_and_why_not_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "old_driver", lambda _cuda: "The driver is old.")
+    monkeypatch.setattr(nvidia, "driver_advice", lambda _cuda: "The driver is old.")
     settings = {"device": "cuda:0", "compile": "off", "max_gpu_memory": 9_000, "data_dir": tmp_path}
     finding = speed(Case(load_settings(settings, {}), None))
     assert finding.detail.startswith("matrix products at 989.00 TFLOP/s (data sheet); training reaches 50%: ")
@@ -274,5 +274,5 @@ class OldDriver:
 def test_a_driver_for_an_older_cuda_than_pytorchs_is_named(
     *, version: int | None, built_for: str | None, is_old: bool
 ) -> None:
-    told = nvidia.old_driver(built_for, OldDriver(version))
+    told = nvidia.driver_advice(built_for, OldDriver(version))
     assert told == ("The driver is for CUDA 12.4, and PyTorch was built for 12.8: update the driver." if is_old else "")

@@ -19,6 +19,7 @@ import anyio
 import psutil
 import pytest
 import torch
+import torch.distributed
 import trio
 
 from neuroshard.cli.failures import ExitCode, exit_code
@@ -26,16 +27,19 @@ from neuroshard.consensus.group_rounds import GroupRounds
 from neuroshard.errors import SiteRestartError
 from neuroshard.network import InMemoryNetwork
 from neuroshard.pipeline.control import Control
-from neuroshard.pipeline.executor import ComputeThread, Precision
+from neuroshard.pipeline.executor import ComputeThread, PassResult, Precision
+from neuroshard.pipeline.microbatch import SiteFailedError
+from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.state.checkpoint_store import CheckpointStore
 from neuroshard.status.snapshot import NodeState
+from neuroshard.training.site.commands import PassKind
 from neuroshard.training.site.meeting_folder import remove_abandoned_folders
 from neuroshard.training.site.plan import SitePlan
 from neuroshard.training.site.rank_processes import end_words, rank_environment
-from neuroshard.training.site.site import Site
+from neuroshard.training.site.site import PassPart, Site, WaveKind
 from neuroshard.training.stage_checkpoint import build_stage
 from neuroshard.training.trainer import Trainer
-from tests.worlds.stages import IDENTITY, PARAMETERS, MemoryFeed, make_trainer
+from tests.worlds.stages import IDENTITY, INPUTS, LABELS, PARAMETERS, MemoryFeed, make_trainer
 from tests.worlds.trainers import NAMES, TOGETHER, Node, node_of, trained_until
 
 pytestmark = [
@@ -51,7 +55,7 @@ SECONDS = 60
 def training(folder: Path, timeout_seconds: float = 30, *, mode: str = "replicate") -> Iterator[tuple[Site, Trainer]]:
     site = Site(SitePlan(2), 2, "cpu", threads=1, timeout_seconds=timeout_seconds)
     site.begin()
-    site.is_sharded = mode == "shard"
+    site.plan_stages(is_sharded=mode == "shard")
     compute = ComputeThread(1, wave=site)
     try:
         stage = compute.submit(
@@ -133,6 +137,62 @@ def test_a_divided_stage_continues_from_its_newest_checkpoint(tmp_path: Path, ca
         run(again, partial(steps_reach, again, newest.step + 1), newest.step + 1)
 
 
+def test_an_error_of_rank_0_in_a_divided_pass_names_rank_0(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other rank waits for the rest of the pass and has done nothing wrong; training goes on after a restart."""
+    caplog.set_level(logging.WARNING)
+    with training(tmp_path, mode="shard") as (site, trainer):
+
+        async def strike() -> None:
+            await steps_reach(trainer, 2)
+            stage = trainer.parts.stages[0]
+            began = time.monotonic()
+            with pytest.raises(SiteFailedError, match=r"^rank 0: Expected .*indices.*FloatTensor"):
+                await stage.service.compute.run(lambda: stage.executor.infer(INPUTS[:4].float()))
+            assert time.monotonic() - began < 15  # of the 30 s that a rank waits for another one
+            while site.incarnation == 1:
+                await anyio.sleep(0.002)
+            await steps_reach(trainer, trainer.steps + 1)
+            trainer.stop()
+
+        run(trainer, strike, None)
+        assert site.incarnation == 2
+    assert any("The site has failed: rank 0: Expected" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("a cache is full.\nMore."), "rank 0: a cache is full"),
+        (KeyError(), "rank 0: KeyError"),
+        (torch.OutOfMemoryError("no 2 GiB"), "rank 0: out of memory"),
+        (torch.AcceleratorError("the launch timed out"), "rank 0: the launch timed out"),
+        (torch.distributed.DistNetworkError("the other side has gone"), "rank 1: the connection has ended"),
+        (RuntimeError("[x/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), "rank 1: the connection has"),
+        (RuntimeError("[x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms"), "rank 1: no answer for"),
+    ],
+)
+def test_any_error_while_ranks_wait_is_a_failure_of_the_site(error: Exception, reason: str) -> None:
+    site = Site(SitePlan(2), 2, "cpu", threads=1)
+    site.begin()
+    try:
+        with pytest.raises(SiteFailedError), site.failing():
+            raise error
+        assert site.failure.startswith(reason)
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("mode", ["replicate", "shard"])
+def test_an_error_of_another_rank_names_that_rank(mode: str, tmp_path: Path) -> None:
+    with training(tmp_path, mode=mode) as (site, trainer):
+        executor: Any = trainer.parts.stages[0].executor
+        kind = WaveKind(executor.stage, PassKind.LOSS, Precision.FP32, True, ())
+        wrong = PassPart(kind, (INPUTS[:4].float(), LABELS[:4], None), 1, PassResult)
+        job = trainer.parts.stages[0].service.compute.submit(lambda: site.add(executor, wrong, 1))
+        with pytest.raises(SiteFailedError, match=r"^rank 1 ended: Expected .*indices.*FloatTensor"):
+            job.result(SECONDS)
+
+
 def test_a_divided_stage_has_a_checkpoint_before_its_first_step(tmp_path: Path) -> None:
     with training(tmp_path, mode="shard") as (_, trainer):
 
@@ -155,9 +215,6 @@ def test_the_restarted_rank_has_the_weights_of_the_node(tmp_path: Path) -> None:
         run(trainer, strike, 4)
         executor: Any = trainer.parts.stages[0].executor
         compute = trainer.parts.stages[0].service.compute
-        from neuroshard.pipeline.tensor_checks import StageShapes
-        from tests.worlds.stages import INPUTS, LABELS
-
         shapes = StageShapes.of(executor.model, 8)
         jobs = [compute.submit(lambda: executor.loss_pass(shapes, INPUTS[:4], LABELS[:4])) for _ in range(2)]
         here, there = (job.result(SECONDS).loss_sum for job in jobs)
@@ -169,7 +226,7 @@ def test_no_round_waits_for_a_node_whose_ranks_start_again(mode: str, tmp_path: 
     """The node with the site leaves the rounds while a rank restarts. Afterwards both agree on new states again."""
     site = Site(SitePlan(2), 2, "cpu", threads=1, timeout_seconds=30)
     site.begin()
-    site.is_sharded = mode == "shard"
+    site.plan_stages(is_sharded=mode == "shard")
     computes = ComputeThread(1, wave=site), ComputeThread(1)
     seen, rounds = list[tuple[bool, bool]](), list[int]()
 

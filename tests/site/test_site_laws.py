@@ -226,7 +226,7 @@ def test_a_microbatch_that_was_given_up_leaves_the_other_rank(site: Site, comput
 def stage_in(compute: ComputeThread, site: Site | None, folder: Path, mode: str) -> Stage:
     """Build a stage on one process (no site) or on a site, or restore it from the newest checkpoint in the folder."""
     if site is not None:
-        site.is_sharded = mode == "shard"
+        site.plan_stages(is_sharded=mode == "shard")
     build = partial(
         build_stage, RUN, IDENTITY, torch.device("cpu"), CheckpointStore(folder), precision=Precision.FP32, site=site
     )
@@ -368,7 +368,7 @@ def test_a_site_holds_stage_2_of_4(site: Site, compute_on: ComputeThread, mode: 
     """Four microbatches at a time pass through four stages, the second of them on two ranks."""
     ends, losses = list[dict[str, Tensor]](), list[list[float | None]]()
     for present in (None, site):
-        site.is_sharded = mode == "shard"
+        site.plan_stages(is_sharded=mode == "shard")
         held = list[StageReplica]()
         for number in range(4):
             known = replace(IDENTITY, architecture=FOUR.architecture, layers=LayerRange(number, number + 1))

@@ -248,7 +248,7 @@ def test_a_snapshot_on_a_lost_device_is_a_checkpoint_that_was_not_saved(monkeypa
         )
 
     monkeypatch.setattr(torch, "get_device_module", module)
-    monkeypatch.setattr(staging_buffers, "STREAMING_KINDS", {"cpu"})
+    monkeypatch.setattr(staging_buffers, "PINNED_KINDS", {"cpu"})
     tensors = {"weight": torch.arange(6.0)}
     buffers = StagingBuffers(TensorLayout.of(tensors))
     buffers.copy_from(tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,17 +29,37 @@ SHORT_BYTES = 1024  # a message up to this size is one transfer
 _TYPES = {str(kind): kind for kind in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)}
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
+_TRANSPORT = re.compile(r"gloo[/\\]transport|connection (?:closed|reset)|[a-z]ccl\b|timed out|timeout", re.IGNORECASE)
+
 T = TypeVar("T")
 dist = cast("Any", torch.distributed)  # most of it is not typed
 
 
 class LostRankError(Exception):
-    """A transfer between ranks has failed: a rank has ended, or has not answered in time."""
+    """A rank has ended, has not answered in time, or could not compute its part of a pass."""
 
-    def __init__(self, rank: int | None, reason: str, *, is_late: bool = False) -> None:
+    def __init__(self, rank: int | None, reason: str, *, is_explained: bool = False) -> None:
         super().__init__(reason)
-        self.is_late = is_late  # the rank did not answer in time; otherwise it has ended
-        self.rank = rank  # the one that did not answer; None if the transfer was between all of them
+        self.is_explained = is_explained  # otherwise the end of a process may name a better reason
+        self.rank = rank  # the one that failed; None if the transfer was between all of them
+
+
+def first_line(error: Exception) -> str:
+    """First line of an error's text, without a full stop; the name of its type if it has no text."""
+    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
+
+
+def is_transport_error(error: Exception) -> bool:
+    """Whether torch.distributed reports that a transfer failed or took too long.
+
+    Only some of its errors have types of their own: gloo raises RuntimeError, whose text begins with the source file.
+    A GPU's own errors, of which one is a kernel that "timed out", are not transport errors.
+    """
+    if isinstance(error, dist.DistError):
+        return True
+    if isinstance(error, torch.AcceleratorError):
+        return False
+    return isinstance(error, RuntimeError) and _TRANSPORT.search(str(error)) is not None
 
 
 def form_of(tensor: Tensor | None) -> TensorForm | None:
@@ -84,7 +105,7 @@ def meet(plan: SitePlan, facts: RankFacts, folder: Path | None, seconds: float, 
                     f"Rank {rank} of the site has {difference}.", "Start all ranks with the same program and options."
                 )
     except RuntimeError as error:  # all errors of a store
-        raise LostRankError(0, f"the ranks cannot meet: {str(error).partition(chr(10))[0][:200]}") from error
+        raise LostRankError(0, f"the ranks cannot meet: {first_line(error)}") from error
     return store
 
 
@@ -199,16 +220,23 @@ class ProcessGroup:
     def _try(self, rank: int | None, transfer: Callable[[], T]) -> T:
         try:
             return transfer()
-        except RuntimeError as error:  # all errors of torch.distributed
+        except RuntimeError as error:  # torch.distributed raises no others
             raise self.lost(error, rank) from error
 
-    def lost(self, error: RuntimeError, rank: int | None = None) -> LostRankError:
-        """The meaning of an error of torch.distributed, or of a pass in which all ranks take part."""
+    def lost(self, error: Exception, rank: int | None = None) -> LostRankError:
+        """The meaning of an error of a transfer with `rank`, or of this rank's part of a pass.
+
+        A transport error means that another rank is lost; any other one is a failure of this rank.
+        """
+        if isinstance(error, LostRankError):
+            return error
         if isinstance(error, torch.OutOfMemoryError):
-            return LostRankError(self.rank, "out of memory", is_late=True)
+            return LostRankError(self.rank, "out of memory", is_explained=True)
+        if not is_transport_error(error):
+            return LostRankError(self.rank, first_line(error), is_explained=True)
         late = any(words in str(error).lower() for words in ("timed out", "timeout"))
         reason = f"no answer for {self._timeout_seconds:g} s" if late else "the connection has ended"
-        return LostRankError(rank, reason, is_late=late)
+        return LostRankError(rank, reason, is_explained=late)
 
     def close(self) -> None:
         """End the group. Transfers of other threads fail."""

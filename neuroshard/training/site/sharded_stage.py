@@ -28,7 +28,7 @@ from neuroshard.training.site.commands import (
 )
 from neuroshard.training.site.process_group import ProcessGroup, form_of
 from neuroshard.training.site.shard_executor import ShardExecutor, rows_of
-from neuroshard.training.site.site import Site
+from neuroshard.training.site.site import PassPart, Site
 from neuroshard.training.site.site_executor import SiteExecutor
 from neuroshard.types import LayerRange
 
@@ -40,16 +40,18 @@ class ShardedStage(SiteExecutor):
     """
 
     def __init__(self, site: Site, parameters: RunParameters, layers: LayerRange, device: torch.device) -> None:
-        self._layers, self._device = layers, device
         self._shard = ShardExecutor(parameters, layers, device, site.group)
         super().__init__(self._shard, site, parameters)
         self._shard_of = site.incarnation
 
     # Passes
 
-    def idle(self, operation: PassKind) -> PassResult:
-        self._shard.idle(operation)
-        return PassResult()
+    def compute(self, operation: PassKind, part: PassPart | None) -> None:
+        """Take part in a pass of all ranks, also without a microbatch. After any error the others wait for the rest."""
+        if part is None:
+            self._shard.idle(operation)
+        else:
+            part.result.set_result(part.here())
 
     def prepare(self) -> None:
         """Build the stage on the other ranks, if they have started since it was built."""
@@ -75,7 +77,8 @@ class ShardedStage(SiteExecutor):
         none = (0,) * self.width
         passed = RunPass(self.stage, PassKind.FORWARD, self.precision.value, False, none, (None, None, None), ())
         site.command(passed, is_answered=False)
-        return site.run_with_all(work)
+        with site.failing():
+            return work()
 
     # Steps
 
@@ -195,8 +198,8 @@ class ShardedStage(SiteExecutor):
         if obstacle:
             self._own.is_dropped = True
         elif self._shard_of != self._site.incarnation:
-            precision = self.precision
-            self._own = self._shard = ShardExecutor(self._parameters, self._layers, self._device, self._site.group)
+            precision, layers = self.precision, self.model.layer_range
+            self._own = self._shard = ShardExecutor(self._parameters, layers, self._shard.device, self._site.group)
             self._shard_of, self.precision, self._own.is_dropped = self._site.incarnation, precision, True
         return obstacle
 

@@ -6,13 +6,13 @@ import logging
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
@@ -28,8 +28,6 @@ from neuroshard.training.site.worker import rank_facts
 
 _LOG = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 WAVE_SECONDS = 0.02  # a pass waits this long for others
 MEETING_SECONDS = 120.0
 NAMING_SECONDS = 2.0  # after a broken connection, until the end of the process names the cause
@@ -39,17 +37,12 @@ MOST_RESTARTS, RESTART_SECONDS = 3, 600.0
 class LocalPart(Protocol):
     """The part of a stage that rank 0 computes itself."""
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether all ranks take part in each pass."""
-        ...
-
-    def idle(self, operation: PassKind) -> PassResult:
-        """Take part in a pass without a microbatch."""
-        ...
-
     def prepare(self) -> None:
         """Bring the other ranks to the weights of rank 0."""
+        ...
+
+    def compute(self, operation: PassKind, part: PassPart | None) -> None:
+        """Compute rank 0's part of a wave. An error that it raises leaves the other ranks waiting."""
         ...
 
     def take(self, part: PassPart, rank: int, done: Done, tensors: Sequence[Tensor | None]) -> PassResult:
@@ -194,6 +187,12 @@ class Site:
                 self.failure = str(error)
         return ""
 
+    def plan_stages(self, *, is_sharded: bool, compiles: bool = True) -> None:
+        """Divide the tensors of the next stages among the ranks, or copy them; compile only if `compiles`."""
+        self.is_sharded = is_sharded
+        if not compiles:
+            self.compilation = "off"
+
     def close(self) -> None:
         """End the other ranks."""
         group, self._group = self._group, None
@@ -243,13 +242,14 @@ class Site:
         if owner is None:
             return
         try:
-            self._run(owner, wave)
+            with self.failing() as group:
+                self._run(group, owner, wave)
         except SiteFailedError as error:
             for part in wave:
                 if part is not None and not part.result.done():
                     part.result.set_exception(error)
 
-    def _run(self, owner: LocalPart, wave: list[PassPart | None]) -> None:
+    def _run(self, group: ProcessGroup, owner: LocalPart, wave: list[PassPart | None]) -> None:
         owner.prepare()
         kind = next(part.kind for part in wave if part is not None)
         forms = tuple(form_of(tensor) for tensor in next(part for part in wave if part is not None).tensors)
@@ -259,43 +259,14 @@ class Site:
             RunPass(kind.stage, kind.operation, kind.precision.value, kind.keeps_graph, numbers, forms, forgotten),
             is_answered=False,
         )
-        group = self._present()
         others = [(rank, part) for rank, part in enumerate(wave) if rank > 0 and part is not None]
-        with self._failing():
-            for rank, part in others:
-                group.send_tensors(part.tensors, rank)
-        if owner.is_sharded:
-            self.run_with_all(partial(owner.idle, kind.operation) if wave[0] is None else wave[0].here, wave[0])
-        elif wave[0] is not None:
-            self._run_own(wave[0])
         for rank, part in others:
-            with self._failing():
-                done = group.receive(rank, Done)
-                tensors = group.receive_tensors(done.tensors, rank)
+            group.send_tensors(part.tensors, rank)
+        owner.compute(kind.operation, wave[0])
+        for rank, part in others:
+            done = group.receive(rank, Done)
+            tensors = group.receive_tensors(done.tensors, rank)
             part.result.set_result(owner.take(part, rank, done, tensors))
-
-    def run_with_all(self, work: Callable[[], T], part: PassPart | None = None) -> T:
-        """Run rank 0's part of a pass of all ranks. An error leaves the others waiting, so the site has failed."""
-        group = self._present()
-        try:
-            result = work()
-        except RuntimeError as error:
-            raise self.note_lost(group.lost(error)) from error
-        except LostRankError as error:
-            raise self.note_lost(error) from error
-        if part is not None and isinstance(result, PassResult):
-            part.result.set_result(result)
-        return result
-
-    @staticmethod
-    def _run_own(part: PassPart) -> None:
-        """Compute rank 0's pass. Its errors belong to its microbatch; the other ranks answer all the same."""
-        try:
-            result = part.here()
-        except BaseException as error:  # noqa: BLE001 - not handled here: the future carries it to the caller
-            part.result.set_exception(error)
-        else:
-            part.result.set_result(result)
 
     # Commands
 
@@ -304,8 +275,7 @@ class Site:
         if not isinstance(command, ForgetStages | RunPass) and self.forgotten_stages:
             stages = tuple(self.forgotten_stages.popleft() for _ in range(len(self.forgotten_stages)))
             self.command(ForgetStages(stages))
-        group = self._present()
-        with self._failing():
+        with self.failing() as group:
             group.command(to_message(command))
         return self.answers() if is_answered else []
 
@@ -316,14 +286,12 @@ class Site:
 
     def answers(self) -> list[Done]:
         """Wait for an answer of each rank. Raises SiteFailedError."""
-        group = self._present()
-        with self._failing():
+        with self.failing() as group:
             return [group.receive(rank, Done) for rank in range(1, self.width)]
 
     def transfer(self, work: Callable[[ProcessGroup], object]) -> None:
         """Transfer between all ranks, which expect it. Raises SiteFailedError."""
-        group = self._present()
-        with self._failing():
+        with self.failing() as group:
             work(group)
 
     def _present(self) -> ProcessGroup:
@@ -331,18 +299,22 @@ class Site:
             raise SiteFailedError(self.failure or "the ranks of the site have not started")
         return self._group
 
-    def _failing(self) -> _Failing:
-        return _Failing(self)
-
-    def note_lost(self, error: LostRankError) -> SiteFailedError:
-        """Note a failed transfer; return the error for the caller."""
-        self.failure = self._named(error)
-        return SiteFailedError(self.failure)
+    @contextmanager
+    def failing(self) -> Generator[ProcessGroup]:
+        """A block in which other ranks wait for this one, so any error fails the site. Raises SiteFailedError."""
+        group = self._present()
+        try:
+            yield group
+        except SiteFailedError:
+            raise
+        except Exception as error:
+            self.failure = self._named(group.lost(error))
+            raise SiteFailedError(self.failure) from error
 
     def _named(self, error: LostRankError) -> str:
-        """Words for a failed transfer: the end of a process explains a broken connection."""
+        """Words for a failure: the end of a process explains a broken connection."""
         deadline = time.monotonic() + NAMING_SECONDS
-        while not self._ended and not error.is_late and self._processes is not None and time.monotonic() < deadline:
+        while not (self._ended or error.is_explained or self._processes is None) and time.monotonic() < deadline:
             time.sleep(0.02)
         for rank, reason in list(self._ended.items()):
             return f"{self._name(rank)} ended: {reason}"
@@ -353,17 +325,3 @@ class Site:
         """Name of a rank for people, with its device."""
         on_device = self.device != "cpu" and not self._plan.is_launched
         return f"GPU {rank} (rank {rank})" if on_device else f"rank {rank}"
-
-
-class _Failing:
-    """Context in which a lost rank becomes the failure of the site."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, LostRankError):
-            raise self._site.note_lost(error) from error

@@ -157,9 +157,16 @@ class SiteExecutor:
         self._built_in = site.incarnation
         return True
 
-    def idle(self, operation: PassKind) -> PassResult:
-        """Compute nothing: only in mode `shard` do all ranks take part in a pass."""
-        return PassResult()
+    def compute(self, operation: PassKind, part: PassPart | None) -> None:
+        """Compute rank 0's pass. Its errors belong to its microbatch; the other ranks answer all the same."""
+        if part is None:
+            return
+        try:
+            result = part.here()
+        except BaseException as error:  # noqa: BLE001 - not handled here: the future carries it to the caller
+            part.result.set_exception(error)
+        else:
+            part.result.set_result(result)
 
     @property
     def _moments(self) -> tuple[object, ...]:

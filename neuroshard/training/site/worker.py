@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+import traceback
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from threading import Thread
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -57,8 +57,6 @@ from neuroshard.training.site.shard_executor import ShardExecutor
 from neuroshard.training.site.stage_sums import add_gradients, gradient_mask, held_tensors
 from neuroshard.types import LayerRange
 
-T = TypeVar("T")
-
 LARGEST_BATCH = 1 << 20  # rank 0 has checked the shapes of its microbatches
 MEETING_SECONDS = 120.0
 
@@ -74,9 +72,12 @@ class Rank:
         self._compilation: Compilation | None = None
 
     def run(self) -> None:
-        """Follow commands until the site ends. Raises LostRankError if rank 0 has ended without a command."""
-        while not isinstance(command := decode_command(self._group.next_command()), EndSite):
-            self._follow(command)
+        """Follow commands until the site ends. Raises LostRankError with the rank that has failed: this or another."""
+        try:
+            while not isinstance(command := decode_command(self._group.next_command()), EndSite):
+                self._follow(command)
+        except Exception as error:
+            raise self._group.lost(error) from error
         self._group.close()
 
     def _follow(self, command: Command) -> None:
@@ -144,11 +145,10 @@ class Rank:
         executor.precision = Precision(command.precision)
         if microbatch == 0:
             if isinstance(executor, ShardExecutor):
-                self._with_all(partial(executor.idle, command.operation))
+                executor.idle(command.operation)
             return
         tensors = self._group.receive_tensors(command.tensors, 0)
-        compute = partial(self._computed, executor, command, microbatch, tensors)
-        result = self._with_all(compute) if isinstance(executor, ShardExecutor) else compute()
+        result = self._computed(executor, command, microbatch, tensors)
         if result.opened is not None:
             self._opened[microbatch] = result.opened
         loss = nan if result.loss_sum is None else result.loss_sum.item()
@@ -156,15 +156,6 @@ class Rank:
         values = (result.seconds, float(result.is_spoilt), loss)
         self._group.send(to_message(Done(self._group.number, values, tensors=tuple(map(form_of, sent)))), 0)
         self._group.send_tensors(sent, 0)
-
-    def _with_all(self, work: Callable[[], T]) -> T:
-        """Run a pass in which all ranks take part. Raises LostRankError if another one has ended."""
-        try:
-            return work()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise self._group.lost(error) from error
 
     def _computed(
         self, executor: StageExecutor, command: RunPass, microbatch: int, tensors: Sequence[Tensor | None]
@@ -286,7 +277,10 @@ def main() -> int:
             timeout_seconds=start.timeout_seconds,
         )
     except LostRankError as error:
-        time.sleep(1.0)  # if rank 0 has ended, so does the input of this process, and then it ends in silence
+        if error.rank == start.rank:
+            traceback.print_exception(error)
+        else:
+            time.sleep(1.0)  # if rank 0 has ended, so does the input of this process, and then it ends in silence
         return _ended_by(str(error))
     except NeuroShardError as error:
         return _ended_by(error.message.rstrip("."))
