@@ -439,7 +439,9 @@ class NodeWork:
         is_shared = self._is_shared(run)
         swarm = peer_network.serve(run.offer, board.current, is_shared=is_shared, genesis=genesis, windows=windows)
         peer_network.networking.attach(partial(publish_stages, swarm, self._beginning.publisher, board.current))
-        return StageChooser(swarm, peer_network.networking, is_first=demo is not None)
+        return StageChooser(
+            swarm, peer_network.networking, is_first=demo is not None, admitted=peer_network.admitted_layers
+        )
 
     def _is_shared(self, run: LocalRun) -> bool:
         """Whether other nodes may train the run."""

@@ -195,12 +195,14 @@ class StageChooser:
     swarm: StageSwarm
     networking: Networking
     is_first: bool = False  # first node of a demo: it takes the first layers, so that its dashboard shows everything
+    admitted: LayerRange | None = None  # the layers for which an organiser admitted this node
     now: Callable[[], float] = time.time  # wall clock, as in the membership's `met_at`
 
     async def choose(self, windows: tuple[StageRange, ...], kept: StageRange | None) -> StageRange:
         """Choose one of the windows. Stages kept on this disk come first, because no other node may have their state.
 
-        Without kept stages it waits up to some seconds for reports of the swarm; seconds before this call count too.
+        The stage of the organiser's admission comes next. Without kept stages it waits up to some seconds for reports
+        of the swarm; seconds before this call count too.
         """
         around_kept = [window for window in windows if kept is not None and window.covers(kept)]
         if around_kept:
@@ -212,12 +214,21 @@ class StageChooser:
         coverage = self.swarm.coverage()
         if self.is_first and not coverage.holders:
             windows = tuple(window for window in windows if 0 in window) or windows
+        windows = self._with_admitted(windows)
         chosen = choose_stages(self.swarm.node_id, self.swarm.wallet_id, windows, coverage)
         if chosen is None:
             raise ValueError("a node without a window for its memory must not come so far")
         if len(self.swarm.plan) > 1:
             _LOG.info("This node takes %s of %d.", chosen.words, len(self.swarm.plan))
         return chosen
+
+    def _with_admitted(self, windows: tuple[StageRange, ...]) -> tuple[StageRange, ...]:
+        """Those of the windows that contain the admitted stage; all of them if none does."""
+        wanted = [stage for stage, layers in enumerate(self.swarm.plan) if layers == self.admitted]
+        found = tuple(window for window in windows if any(stage in window for stage in wanted))
+        if wanted and not found:
+            _LOG.warning("This computer lacks the memory for stage %d, its organiser's choice.", wanted[0] + 1)
+        return found or windows
 
     async def _listen(self) -> None:
         """Wait until no new member has appeared for QUIET_SECONDS; these may have passed before the call."""

@@ -56,7 +56,7 @@ from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher
 from neuroshard.status.snapshot import NetworkStatus, NodeState, NodeStatus, PeerStatus, SwarmStatus
-from neuroshard.types import MAX_LOSS, RunId, WalletId
+from neuroshard.types import MAX_LOSS, LayerRange, RunId, WalletId
 from neuroshard.waiting import Signal, sleep_to_tick
 
 if TYPE_CHECKING:
@@ -321,6 +321,11 @@ class PeerNetwork:
             self.networking.attach(lambda _network: keeper.run(members))
         self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
         return joined
+
+    @property
+    def admitted_layers(self) -> LayerRange | None:
+        """The layers for which an organiser admitted this node; None in other runs."""
+        return None if self._keeper is None else self._keeper.layers
 
     def _named(self) -> Collection[WalletId]:
         return () if self.exchange.followed is None else self.exchange.followed.foundations.trusted

@@ -37,7 +37,7 @@ from neuroshard.membership.run_members import RunMembers
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
-from neuroshard.types import LATEST_TIME
+from neuroshard.types import LATEST_TIME, LayerRange
 
 if TYPE_CHECKING:
     import httpx
@@ -240,6 +240,11 @@ class AdmissionKeeper:
         self._now = now
         self._shown: Admittance | None = None
         self.trouble = ""
+
+    @property
+    def layers(self) -> LayerRange | None:
+        """The layers for which the organiser admitted this node; None without an admission, or for a trainer."""
+        return None if self._shown is None else self._shown.admission.layers
 
     def restore(self, offer: RunOffer, identity: NodeIdentity) -> bool:
         """Show the stored admission of this node; return whether it is live. Raises StorageError."""

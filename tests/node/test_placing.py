@@ -85,6 +85,24 @@ def test_the_first_node_of_a_demo_takes_the_first_layers_unless_others_have_them
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("stage", range(3))
+def test_a_node_of_an_organised_run_takes_the_stage_of_its_admission(stage: int, tmp_path: Path) -> None:
+    """Its own saved state comes first; a stage that does not fit its memory leaves it the choice."""
+
+    async def scenario(world: StageWorld) -> None:
+        node = world.add()
+        layers = list(node.swarm.plan)[stage]
+        placing = StageChooser(node.swarm, node.networking, admitted=layers)
+        kept, pair = SINGLE[stage - 1], StageRange(0, 2)
+        assert await placing.choose(SINGLE, None) == SINGLE[stage]
+        assert await placing.choose(SINGLE, kept) == kept
+        assert await placing.choose((SINGLE[2], pair), None) == (pair if stage < 2 else SINGLE[2])
+        too_large = tuple(window for window in SINGLE if window != SINGLE[stage])
+        assert await placing.choose(too_large, None) in too_large
+
+    play(tmp_path, scenario)
+
+
 def test_a_node_that_had_taken_more_stages_than_it_begins_with_goes_on_with_them(tmp_path: Path) -> None:
     async def scenario(world: StageWorld) -> None:
         node = world.add()
