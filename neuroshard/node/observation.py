@@ -121,7 +121,7 @@ class Observer:
             stages=seen.stages,
             pipeline=pipeline_status(self._node.ground.swarm, seen.state, seen.flow),
             resources=self._resources,
-            acceleration=self._acceleration and at_speed_of(self._acceleration, seen.stages, self._flops),
+            acceleration=self._present_acceleration(seen.stages),
             history=seen.history,
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
@@ -133,6 +133,13 @@ class Observer:
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
+
+    def _present_acceleration(self, stages: Sequence[StageStatus]) -> AccelerationStatus | None:
+        device, compilation = self._acceleration, self._node.compilation
+        if device is None:
+            return None
+        compiled = device if compilation is None else replace(device, compile=compilation.status)
+        return at_speed_of(compiled, stages, self._flops)
 
     def _show_clock_warning(self, warning: str | None) -> None:
         """Show at most one warning about the clock, as long as it applies: its words change with the other nodes."""
@@ -185,6 +192,7 @@ def _acceleration(node: RunningNode, flops: int) -> AccelerationStatus | None:
         flops_per_token=flops,
         peak_flops=node.peak.flops_per_second * node.ground.width,
         ranks=node.ground.width,
+        mode=None if node.ground.site is None else "shard" if node.ground.site.is_sharded else "replicate",
         peak_source=node.peak.source,
     )
 

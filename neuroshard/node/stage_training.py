@@ -120,6 +120,7 @@ class RunningNode:
     rotations: RotationLog
     startup: StartupProgress
     samples: SampleTexts
+    compilation: Compilation | None = None  # of the blocks of all stages; None for a trainer
     peak: PeakSpeed | None = None  # of the device; None for a trainer, which computes nothing there
     keeper: RecordSaver | None = None  # only for a trainer, whose record is in no checkpoint
 
@@ -215,6 +216,7 @@ class StageTraining:
                 self._publisher,
                 sample_writer_of(trainer, is_whole=len(stages) == len(swarm.plan)),
             ),
+            compilation=self._compilation,
             peak=peak,
         )
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from threading import Thread
 from typing import Any
 
@@ -25,6 +24,7 @@ from neuroshard.model.memory_need import COMPILED_KINDS
 from neuroshard.model.subspace import Subspace
 from neuroshard.model.transformer import Block, KeyValueCache, RunBlock
 from neuroshard.state.system_resources import yield_to_other_programs
+from neuroshard.status.computer import CompilationState, CompilationStatus
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,24 +37,6 @@ Backend = str | Callable[..., Any]
 """Backend of torch.compile: a name, or a function that makes a callable of a graph and its example inputs."""
 
 _FAILURES: list[str] = []  # of this process
-
-
-class CompilationState(StrEnum):
-    """Progress of the compilation of the blocks."""
-
-    OFF = "off"
-    WAITING = "waiting"  # for the first optimizer step
-    COMPILING = "compiling"
-    USED = "used"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class CompilationStatus:
-    """State of the compilation, and the reason if it is off or refused."""
-
-    state: CompilationState
-    reason: str = ""
 
 
 class RefusedFormError(Exception):

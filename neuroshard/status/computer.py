@@ -6,6 +6,7 @@ This module must not load PyTorch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from math import nan
 from typing import Annotated, Literal, TypeAlias
 
@@ -63,6 +64,26 @@ class ResourceStatus:
     threads: tuple[ThreadShare, ...] = ()
 
 
+class CompilationState(StrEnum):
+    """Progress of the compilation of the model's blocks."""
+
+    OFF = "off"
+    WAITING = "waiting"  # for the first optimizer step
+    COMPILING = "compiling"
+    USED = "used"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class CompilationStatus:
+    """Whether training runs compiled blocks."""
+
+    state: Annotated[
+        CompilationState, about("waiting: for the first step; used: the compiled form is right, and faster")
+    ] = CompilationState.OFF
+    reason: Annotated[str, about("why it is off or refused")] = ""
+
+
 PeakSource: TypeAlias = Literal["table", "measured"]
 
 
@@ -92,6 +113,11 @@ class AccelerationStatus:
         about("table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision"),
     ]
     ranks: Annotated[int, about("processes that compute, each on a device of its own; 1: this node has no site")] = 1
+    mode: Annotated[
+        Literal["replicate", "shard"] | None,
+        about("replicate: each rank has all weights of the layers; shard: a part of each tensor; null: no site"),
+    ] = None
+    compile: CompilationStatus = CompilationStatus()
     tokens_per_second: Annotated[
         Number | None,
         about(

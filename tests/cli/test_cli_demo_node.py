@@ -49,6 +49,8 @@ def test_a_demo_of_own_text_is_found_asked_and_stopped(neuroshard: Command, demo
     assert (speed["device"], speed["peak_source"]) == ("CPU", "measured")
     assert speed["flops_per_second"] == pytest.approx(speed["tokens_per_second"] * speed["flops_per_token"])
     assert 0 < speed["mfu"] < 1
+    assert speed["mode"] is None
+    assert speed["compile"] == {"state": "off", "reason": "nothing is compiled for the device cpu"}
     assert shown.json()["diloco"]["inner_steps_total"] == 7
     settings = demo_of_text.get("/api/config")
     assert [settings[key]["value"] for key in ("max_storage", "run", "peer")] == [50, None, []]

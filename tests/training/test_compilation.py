@@ -21,12 +21,11 @@ from neuroshard.optim.inner_optimizer import make_inner_optimizer
 from neuroshard.pipeline.compilation import (
     Backend,
     Compilation,
-    CompilationState,
-    CompilationStatus,
     compilation_of,
     reason_of,
 )
 from neuroshard.pipeline.executor import ComputeThread, Precision, StageExecutor
+from neuroshard.status.computer import CompilationState, CompilationStatus
 from neuroshard.types import Architecture
 from tests.worlds.stages import ARCHITECTURE, PARAMETERS, executor_of, windows
 

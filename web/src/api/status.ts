@@ -11,6 +11,9 @@ export interface AccelerationStatus {
   /** table: NVIDIA's figure for dense products in bf16; measured: products at the start, in this precision */
   peak_source: "table" | "measured";
   ranks: number; // processes that compute, each on a device of its own; 1: this node has no site
+  /** replicate: each rank has all weights of the layers; shard: a part of each tensor; null: no site */
+  mode: "replicate" | "shard" | null;
+  compile: CompilationStatus;
   /** tokens that pass through its layers, forward and backward; null before the first step [tokens/s]; null: the node does not train, or the snapshot is older than 30 s */
   tokens_per_second: number | null;
   /** computing speed of training: tokens per second x operations per token [FLOP/s]; null: the node does not train, or the snapshot is older than 30 s */
@@ -70,6 +73,15 @@ export interface CheckpointStatus {
   last_stall_seconds: number; // time for which the last write stopped training [s]
   alarm: string | null; // visible trouble, such as a full disk
   restored: string | null; // checkpoint that the start found
+}
+
+/** Progress of the compilation of the model's blocks. */
+export type CompilationState = "off" | "waiting" | "compiling" | "used" | "refused";
+
+/** Whether training runs compiled blocks. */
+export interface CompilationStatus {
+  state: CompilationState; // waiting: for the first step; used: the compiled form is right, and faster
+  reason: string; // why it is off or refused
 }
 
 /** Kind of path over which a peer is reached. */
