@@ -223,11 +223,11 @@ class StageChooser:
         return chosen
 
     def _with_admitted(self, windows: tuple[StageRange, ...]) -> tuple[StageRange, ...]:
-        """Those of the windows that contain the admitted stage; all of them if none does."""
+        """Return the windows that contain the admitted stage, or all of them if none does."""
         wanted = [stage for stage, layers in enumerate(self.swarm.plan) if layers == self.admitted]
         found = tuple(window for window in windows if any(stage in window for stage in wanted))
         if wanted and not found:
-            _LOG.warning("This computer lacks the memory for stage %d, its organiser's choice.", wanted[0] + 1)
+            _LOG.warning("This computer has too little memory for stage %d, its organiser's choice.", wanted[0] + 1)
         return found or windows
 
     async def _listen(self) -> None:
