@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal, NewType, TypeAlias, get_type_hints
 
 from msgspec import Meta, Struct
@@ -141,6 +142,14 @@ class LayerRange(_Range, frozen=True, order=True):
         if self.stop == layer_count:
             roles.append(Role.VALIDATOR)
         return tuple(roles)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, an IPv6 address also in brackets, is reachable from this computer only."""
+    try:
+        return host == "localhost" or ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 class ShardRange(_Range, frozen=True, order=True):

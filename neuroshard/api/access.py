@@ -15,11 +15,12 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, Final
 
-from neuroshard.api.address import HostPolicy, is_loopback_name, origin_of
+from neuroshard.api.address import HostPolicy, origin_of
 from neuroshard.api.problems import AccessDeniedError, MissingSecretError
 from neuroshard.config.folders import NodePaths
 from neuroshard.config.state_file import write_atomically
 from neuroshard.errors import StorageError
+from neuroshard.types import is_loopback
 
 SESSION_SECONDS: Final = 7 * 86_400
 LONGEST_COOKIE: Final = 200
@@ -124,7 +125,7 @@ class RequestFacts:
         """Read the facts of an ASGI request."""
         headers = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"])
         client = scope.get("client")
-        return cls(scope["method"], scope["path"], headers, client is not None and is_loopback_name(client[0]))
+        return cls(scope["method"], scope["path"], headers, client is not None and is_loopback(client[0]))
 
     def all(self, name: str) -> list[str]:
         """Every value of a header; `name` is in lower case."""

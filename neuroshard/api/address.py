@@ -86,13 +86,6 @@ def is_address(name: str) -> bool:
     return True
 
 
-def is_loopback_name(host: str) -> bool:
-    """Whether only this computer can reach a server bound to `host`."""
-    if host == "localhost":
-        return True
-    return is_address(host) and ipaddress.ip_address(host).is_loopback
-
-
 def origin_of(host_header: str) -> str:
     """Origin of a page that was served under this Host header."""
     return f"http://{host_header.lower()}"

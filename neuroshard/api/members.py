@@ -9,7 +9,6 @@ from typing import Literal, cast
 from fastapi import APIRouter
 from pydantic import Field, JsonValue
 
-from neuroshard.api.address import is_loopback_name
 from neuroshard.api.arrival import (
     InvitationBody,
     InvitationRequest,
@@ -26,6 +25,7 @@ from neuroshard.api.requests import CommandBody, NoMembers
 from neuroshard.errors import UsageError
 from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, MAX_USES, Invitation, to_code
 from neuroshard.status.board import AnswerKnock, Invite, JoinRun, ListMembers, NameDeputy, RevokeInvitation
+from neuroshard.types import is_loopback
 
 
 class IssuedBody(ResponseBody):
@@ -167,7 +167,7 @@ class ShownLink:
 
     @property
     def _is_local(self) -> bool:
-        return is_loopback_name(str(self._setting("p2p_host")))
+        return is_loopback(str(self._setting("p2p_host")))
 
     def _setting(self, key: str) -> JsonValue:
         settings = cast("Mapping[str, Mapping[str, JsonValue]]", self.context.config_view())

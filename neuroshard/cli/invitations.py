@@ -58,7 +58,7 @@ def invite_friend(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an invitation to a run of friends and print its link. Anyone with the link can join until it expires."""
+    """Make an invitation to a closed or organised run and print its link. Anyone with it can join until it expires."""
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
@@ -74,7 +74,7 @@ def invite_friend(
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
     status = node_status(folder)
     offer = named_offer(run or only_run(folder, status), folder)
-    if offer.parameters.admission != "friends":
+    if offer.parameters.admission == "strangers":
         raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id and a peer.")
     stored = StoredPasses(folder, offer)
     label = label or f"invitation {len(stored.issued().issued) + 1}"

@@ -50,8 +50,7 @@ def organise(
 ) -> None:
     """Admit nodes to a run with `admission = "admitted"`. It needs no token, no GPU and little memory.
 
-    It counts the nodes of each stage and names a stage in every admission. Nodes of this version do not follow that
-    stage: they choose their layers as in any other run.
+    It counts the nodes of each stage and names a stage in every admission, with which a node begins.
 
     Its database and its key are in the folder `organiser` of the data folder. For nodes on other computers, put a proxy
     with https in front of it.
@@ -96,7 +95,7 @@ def allow(
     token_file: TokenFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Put a wallet on the list of a run. With an empty list any wallet may join; invited wallets always may."""
+    """Put a wallet on the list of a run. Without a list any wallet may join; invited wallets always may."""
     _change(wallet, run, given(token=token, token_file=token_file, data_dir=data_dir), is_allowed=True)
 
 
@@ -108,7 +107,10 @@ def deny(
     token_file: TokenFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Take a wallet off the list of a run. Its nodes keep their places; `revoke` ends these."""
+    """Take a wallet off the list of a run. Its nodes keep their places; `revoke` ends these.
+
+    After the last wallet the list is empty, and the run stays closed: only invited wallets may join.
+    """
     _change(wallet, run, given(token=token, token_file=token_file, data_dir=data_dir), is_allowed=False)
 
 
@@ -138,8 +140,11 @@ def _change(wallet: str, run: str | None, flags: Mapping[str, object], *, is_all
     loaded = load_settings(flags, os.environ)
     folder = loaded.settings.data_dir
     length = change_allow_list(_offer(run, folder), folder, wallet_of(loaded)[0], wallet, is_allowed=is_allowed)
-    wallets = "1 wallet" if length == 1 else f"{length:,} wallets"
-    typer.echo(f"The list has {wallets}." if length else "The list is empty: any wallet may join.")
+    wallets = "1 wallet" if length == 1 else f"{length or 0:,} wallets"
+    if length is None:
+        typer.echo("The run has no list: any wallet may join.")
+    else:
+        typer.echo(f"The list has {wallets}." if length else "The list is empty: only invited wallets may join.")
 
 
 def _offer(run: str | None, folder: Path) -> RunOffer:

@@ -6,7 +6,6 @@ redirect could otherwise make this computer call services of its own network.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ import httpx
 
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, FileUnchangedError, OpenedFile, SourceBusyError
 from neuroshard.errors import DataUnavailableError, UsageError
+from neuroshard.types import is_loopback
 
 _MAX_REDIRECTS = 3
 _MAX_VALIDATOR_CHARACTERS = 256
@@ -48,7 +48,7 @@ class HttpSource:
             raise UsageError(f"The URL of {self._base.host or 'the data'} must not contain a user or a query.")
         timeout = httpx.Timeout(timeout_seconds, connect=min(10.0, timeout_seconds))
         try:
-            self._client = httpx.AsyncClient(timeout=timeout, trust_env=not _is_loopback(self._base.host))
+            self._client = httpx.AsyncClient(timeout=timeout, trust_env=not _is_here(self._base.host))
         except (ImportError, ValueError) as error:
             raise UsageError(f"The proxy named in the environment cannot be used: {error}") from error
 
@@ -189,8 +189,5 @@ def _in_words(host: str, error: httpx.HTTPError) -> DataUnavailableError:
     return DataUnavailableError(f"{what} ({detail})." if detail else f"{what}.")
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+def _is_here(host: str) -> bool:
+    return is_loopback(host) or host.endswith(".localhost")

@@ -32,9 +32,10 @@ from neuroshard.types import (
 )
 
 ADMISSION_SECONDS = 3600
+REFRESH_SECONDS = ADMISSION_SECONDS // 2  # after which a node renews its admission
 ADMISSION_GRACE_SECONDS = 72 * 3600.0  # for which members accept expired admissions while no organiser answers
 OUTAGE_SECONDS = 2100  # without an admission of an authority: each member hears its own every half hour
-RETURN_SECONDS = 600.0  # in which nodes refresh expired admissions after an outage
+RETURN_SECONDS = 600.0  # in which nodes refresh expired admissions after an outage, at members and at the organiser
 MAX_ADMISSION_BYTES = 512
 MAX_JOIN_BYTES = 16 * 1024  # of the claims that an organiser reads
 MAX_JOIN_ADDRESSES = 4
@@ -172,60 +173,91 @@ class AdmissionRegister:
         self._known: dict[NodeId, tuple[Admission, bytes]] = {}  # the one that was admitted last per node
         self._accepted: dict[bytes, Admission] = {}  # the same ones, by their bytes
         self._revoked: dict[str, bytes] = {}  # by node id or wallet id
+        self._endings: set[bytes] = set()  # the same ones
         self._heard_at = 0  # newest date of an authority's admission: an organiser answered then
-        self._back_at = 0  # the first such date after the last outage
+        self._silent_from = 0  # the last such date before the last outage
+        self._back_at = 0  # the first such date after it
 
-    def admit(self, data: bytes, now: float, *, is_stored: bool = False) -> Admission:
+    def verify(self, data: bytes) -> Admission:
+        """Read an admission and check its run and signature; changes nothing. Raises AdmissionError."""
+        return read_admission(data, self._run_id, self._authorities())
+
+    def verify_revocation(self, data: bytes) -> AdmissionRevocation:
+        """Read a revocation and check its run and signature; changes nothing. Raises AdmissionError."""
+        return read_admission_revocation(data, self._run_id, self._authorities())
+
+    def admit(
+        self, data: bytes, now: float, *, is_stored: bool = False, verified: Admission | None = None
+    ) -> Admission:
         """Check an admission and record it. Raises AdmissionError with the reason against it.
 
-        An admission that has expired is refused, unless `is_stored`: this member knew it while it was live.
+        An admission that has expired is refused, unless `is_stored`: this member knew it while it was live. In a full
+        register the admission that ended first gives its place to a newcomer. One that is live never does.
+        `verified` is the result of `verify`, if the caller has it.
         """
         accepted = self._accepted.get(data)  # every claim of the node shows it again; its signature was checked
-        admission = accepted or read_admission(data, self._run_id, self._authorities())
+        admission = accepted or verified or self.verify(data)
         if admission.admitted_at > now + MAX_CLOCK_SKEW_SECONDS:
             raise AdmissionError("An admission is dated in the future.", "Check the clocks of both computers.")
         if now > admission.expires_at and not is_stored:
             raise AdmissionError(f"The admission of node {admission.node} has expired.", _REFRESH)
-        if admission.admitted_at > self._heard_at + OUTAGE_SECONDS:
-            self._back_at = admission.admitted_at
+        if not is_stored and 0 < self._heard_at < admission.admitted_at - OUTAGE_SECONDS:
+            self._silent_from, self._back_at = self._heard_at, admission.admitted_at
         self._heard_at = max(self._heard_at, admission.admitted_at)
-        known = self._known.pop(admission.node, None)
-        if known is not None and known[0].admitted_at > admission.admitted_at:
-            self._known[admission.node] = known
+        known = self._known.get(admission.node)
+        if known is not None and (accepted is not None or known[0].admitted_at > admission.admitted_at):
             return known[0]
         if known is not None:
-            del self._accepted[known[1]]
-        if len(self._known) >= MAX_ADMISSIONS:
-            _, dropped = self._known.pop(next(iter(self._known)))  # the one that was refreshed longest ago
-            del self._accepted[dropped]
+            self._forget(admission.node)
+        elif len(self._known) >= MAX_ADMISSIONS:
+            first = min(self._known.values(), key=lambda one: one[0].expires_at)[0]
+            if now <= first.expires_at:
+                raise AdmissionError(f"The run has {MAX_ADMISSIONS:,} admitted nodes, the most that a node keeps.")
+            self._forget(first.node)
         self._known[admission.node], self._accepted[data] = (admission, data), admission
         return admission
 
-    def revoke(self, data: bytes) -> bool:
-        """Record a revocation of an authority; return whether it is new. Raises AdmissionError."""
-        revocation = read_admission_revocation(data, self._run_id, self._authorities())
+    def _forget(self, node: NodeId) -> None:
+        del self._accepted[self._known.pop(node)[1]]
+
+    def revoke(self, data: bytes, verified: AdmissionRevocation | None = None) -> bool:
+        """Record a revocation of an authority; return whether it is new. Raises AdmissionError.
+
+        `verified` is the result of `verify_revocation`, if the caller has it.
+        """
+        if data in self._endings:
+            return False  # before the signature, which costs most: the organiser sends the same ones every half hour
+        revocation = verified or self.verify_revocation(data)
         named = revocation.node or revocation.wallet or ""
         if named in self._revoked or len(self._revoked) >= MAX_REVOKED:
             return False
         self._revoked[named] = data
+        self._endings.add(data)
         return True
 
     def refusal(self, node: NodeId, wallet: WalletId, now: float) -> str:
         """The reason why a node may not take part; "" if it may.
 
         An expired admission still counts for ADMISSION_GRACE_SECONDS while no organiser has answered since its end.
-        After an outage it also counts for RETURN_SECONDS, because not all nodes refresh in the same moment.
+        After an outage it also counts for RETURN_SECONDS, because not all nodes refresh in the same moment. One that
+        had ended before the outage began does not count: its node was alone in its silence.
         """
-        if node in self._revoked or wallet in self._revoked:
-            return f"The organiser of the run ended the place of node {node}."
+        if ended := self.ending(node, wallet):
+            return ended
         known = self._known.get(node)
         if known is None or known[0].wallet != wallet:
             return f"Node {node} has not shown an admission to this organised run. {_JOIN}"
         expires_at = known[0].expires_at
-        is_away = self._heard_at <= expires_at or (expires_at < self._back_at and now <= self._back_at + RETURN_SECONDS)
+        is_back = self._silent_from <= expires_at < self._back_at and now <= self._back_at + RETURN_SECONDS
+        is_away = is_back or self._heard_at <= expires_at
         if now <= expires_at or (is_away and now <= expires_at + ADMISSION_GRACE_SECONDS):
             return ""
         return f"The admission of node {node} has expired. {_REFRESH}"
+
+    def ending(self, node: NodeId, wallet: WalletId) -> str:
+        """The sentence about a node whose place an authority ended for ever, or that of its wallet; otherwise ""."""
+        is_ended = node in self._revoked or wallet in self._revoked
+        return f"The organiser of the run ended the place of node {node}." if is_ended else ""
 
     def has(self, data: bytes) -> bool:
         """Whether this admission is the newest one of its node."""

@@ -127,6 +127,11 @@ class MemberPass:
         return hash_parts("neuroshard/place", self.grants[0].invitation, self.statement.wallet)
 
     @property
+    def ending_keys(self) -> frozenset[bytes]:
+        """The keys of which each ends this pass if the owner revokes it: place, wallet and invitations."""
+        return frozenset((self.place, self.statement.wallet, *(grant.invitation for grant in self.grants)))
+
+    @property
     def label(self) -> str:
         """The label of the invitation, for people."""
         return self.grants[0].label

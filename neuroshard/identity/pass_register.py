@@ -30,6 +30,7 @@ class PassRegister:
         self._passes: dict[WalletId, MemberPass] = {}
         self._used: dict[bytes, set[WalletId]] = {}  # by the key of the invitation
         self._revocations: dict[bytes, bytes] = {}  # signed, by the key of the invitation or the wallet, or the place
+        self._signed: set[bytes] = set()  # the same ones
         self._excess: dict[WalletId, MemberPass] = {}
         self._removed: set[WalletId] = set()  # wallets whose key is revoked
 
@@ -79,10 +80,13 @@ class PassRegister:
 
         Wallets that wait for a place which it makes free have it from now on.
         """
+        if data in self._signed:
+            return False  # before the signature, which costs most: the node reads its own file again and again
         revocation = read_revocation(data, self.run_id, self.owner)
         if revocation.key in self._revocations or len(self._revocations) >= MAX_REVOCATIONS:
             return False
         self._revocations[revocation.key] = data
+        self._signed.add(data)
         self._removed.add(wallet_id_of(revocation.key))
         for known in self._passes.values():
             if known.place == revocation.key:  # another wallet has this place
@@ -109,6 +113,13 @@ class PassRegister:
         known = self._passes.get(wallet)
         return wallet in self._removed or (known is not None and self._is_revoked(known))
 
+    def removal(self, wallet: WalletId) -> str:
+        """The sentence about a wallet that the owner has removed, otherwise ""."""
+        if not self.is_removed(wallet):
+            return ""
+        known = self._passes.get(wallet)
+        return f"{_REVOKED if known is None else self._reason(known)} {ASK_FOR_ONE}"
+
     def refusal(self, wallet: WalletId) -> str:
         """The reason why a wallet may not take part; "" if it may."""
         if wallet == self.owner_id:
@@ -132,8 +143,7 @@ class PassRegister:
         return tuple(self._revocations.values())
 
     def _is_revoked(self, member_pass: MemberPass) -> bool:
-        keys = [member_pass.place, member_pass.statement.wallet, *(grant.invitation for grant in member_pass.grants)]
-        return any(key in self._revocations for key in keys)
+        return any(key in self._revocations for key in member_pass.ending_keys)
 
     def _reason(self, revoked: MemberPass) -> str:
         return _TAKEN if revoked.place in self._revocations else _REVOKED

@@ -1,8 +1,9 @@
 """The members of a run, as one node sees them: the wallet behind each node, and the passes of the wallets.
 
 Among friends a node is refused if its wallet has no valid pass, and in an organised run if it has neither a live
-admission nor a pass. In every run it is refused if its wallet has revoked it. The membership gate asks here for every
-request. Nodes become known by the claims that they sign.
+admission nor a pass. There the organiser's word ends a pass, too, and the owner's word an admission. In every run a
+node is refused if its wallet has revoked it. The membership gate asks here for every request. Nodes become known by the
+claims that they sign.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from random import Random
 from typing import Annotated
@@ -18,7 +20,15 @@ from msgspec import Meta, Struct
 
 from neuroshard.errors import DataError
 from neuroshard.identity import NodeIdentity
-from neuroshard.identity.admissions import MAX_ADMISSIONS, MAX_REVOKED, AdmissionBytes, AdmissionRegister
+from neuroshard.identity.admissions import (
+    MAX_ADMISSIONS,
+    MAX_REVOKED,
+    Admission,
+    AdmissionBytes,
+    AdmissionError,
+    AdmissionRegister,
+    AdmissionRevocation,
+)
 from neuroshard.identity.invitations import InvitationError, PassBytes, RevocationBytes
 from neuroshard.identity.node_revocations import (
     MAX_NODE_REVOCATIONS,
@@ -27,6 +37,7 @@ from neuroshard.identity.node_revocations import (
     revoked_sentence,
 )
 from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import Signal
 
@@ -121,10 +132,14 @@ class RunMembers:
         return f"This is an organised run, and node {node} has not shown an admission. It joins through the organiser."
 
     def _lacks_right(self, node: NodeId, wallet: WalletId) -> str:
-        if self.admissions is not None:
-            missing = self.admissions.refusal(node, wallet, self.now())
-            return "" if not missing or not self.register.refusal(wallet) else missing
-        return self.register.refusal(wallet) if self.named is None else ""
+        if self.admissions is None:
+            return self.register.refusal(wallet) if self.named is None else ""
+        if wallet == self.register.owner_id:
+            return ""
+        if ended := self.admissions.ending(node, wallet) or self.register.removal(wallet):
+            return ended  # the word of the organiser ends a pass, too, and that of the owner an admission
+        missing = self.admissions.refusal(node, wallet, self.now())
+        return missing if missing and self.register.refusal(wallet) else ""
 
     def introduce(self, node: NodeId, wallet: WalletId, delegated_until: float, shown: Papers = NOTHING_SHOWN) -> str:
         """Record the wallet of a node from a verified claim, with the pass and the admission that the claim shows.
@@ -135,6 +150,7 @@ class RunMembers:
         reason = self._lacks_right(node, wallet)
         if reason and shown.passes:
             reason = self._admit(wallet, shown.passes[0], is_vouched=node in self.trusted)
+            reason = reason or self._lacks_right(node, wallet)
         elif reason:
             self._note_unknown(wallet)
         if not reason:
@@ -172,12 +188,20 @@ class RunMembers:
         for data in admissions if register is not None else ():
             self._try(lambda data=data: register is not None and register.admit(data, self.now()))
 
-    def restore(self, papers: Papers) -> None:
-        """Record the admissions that this node stored before a restart: it knew them while they were live."""
+    async def restore(self, load: Callable[[], Papers], offload: BlockingRunner) -> None:
+        """Record the admissions that this node stored before a restart: it knew them while they were live.
+
+        The file is read and its signatures are checked outside the event loop. Raises StorageError of `load`.
+        """
         register = self.admissions
-        for data in papers.admissions if register is not None else ():
-            self._try(lambda data=data: register is not None and register.admit(data, self.now(), is_stored=True))
-        self.learn(Papers(ended=papers.ended))
+        if register is None:
+            return
+        known, ended = await offload(partial(_verified, load, register))
+        for data, admission in known:
+            self._try(partial(register.admit, data, self.now(), is_stored=True, verified=admission))
+        is_news = [register.revoke(data, revocation) for data, revocation in ended]
+        if any(is_news):
+            self.changed.notify()
 
     def renew(self, admission: bytes, ended: tuple[bytes, ...] = ()) -> None:
         """Show this admission of this node from now on. `ended` are the organiser's newest revocations."""
@@ -246,3 +270,22 @@ class RunMembers:
             _LOG.debug("A pass or revocation that a peer knows is not used: %s", error)
             return False
         return True
+
+
+def _verified(
+    load: Callable[[], Papers], register: AdmissionRegister
+) -> tuple[list[tuple[bytes, Admission]], list[tuple[bytes, AdmissionRevocation]]]:
+    """The stored admissions and revocations that are valid. Only reads, so any thread may call it."""
+    papers = load()
+    known, ended = list[tuple[bytes, Admission]](), list[tuple[bytes, AdmissionRevocation]]()
+    for data in papers.admissions:
+        try:
+            known.append((data, register.verify(data)))
+        except AdmissionError as error:
+            _LOG.debug("A stored admission is not used: %s", error)
+    for data in papers.ended:
+        try:
+            ended.append((data, register.verify_revocation(data)))
+        except AdmissionError as error:
+            _LOG.debug("A stored revocation is not used: %s", error)
+    return known, ended

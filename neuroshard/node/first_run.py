@@ -15,7 +15,7 @@ from pathlib import Path
 from anyio.from_thread import start_blocking_portal
 
 from neuroshard.api.access import load_or_create_secret, new_entrance
-from neuroshard.api.address import dashboard_url, is_loopback_name
+from neuroshard.api.address import dashboard_url
 from neuroshard.api.app import SetupContext, create_setup_app
 from neuroshard.api.arrival import ArrivalDraft, FolderListBody, TextFolder
 from neuroshard.api.presets import line_body
@@ -44,7 +44,7 @@ from neuroshard.node.process import (
 )
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice, release_run
 from neuroshard.runs.invited_settings import text_of
-from neuroshard.types import LOOPBACK
+from neuroshard.types import LOOPBACK, is_loopback
 
 LOOK_SECONDS = 60.0  # between checks whether the page has been closed for long
 NOT_CARRIED = {*SECRET_KEYS, "token_file", "data_dir"}
@@ -82,7 +82,7 @@ def run_first(loaded: LoadedSettings, load: Callable[[], LoadedSettings], link: 
     with ExitStack() as undo:
         undo.callback(lock.release)
         secret = load_or_create_secret(settings.data_dir)
-        host = settings.host if is_loopback_name(settings.host) else LOOPBACK
+        host = settings.host if is_loopback(settings.host) else LOOPBACK
         listener = undo.enter_context(bind(host, settings.port))
         port = int(listener.getsockname()[1])
         lock.announce(host, port, is_setup=True)
@@ -144,7 +144,7 @@ def _show_page(data_dir: Path, url: str) -> None:
 
 def _kept(listener: socket.socket, settings: Settings, host: str, port: int) -> socket.socket | None:
     """Return the listener if the stored settings have the same address; otherwise close it."""
-    if (settings.host if is_loopback_name(settings.host) else None) == host and settings.port in (port, 0):
+    if (settings.host if is_loopback(settings.host) else None) == host and settings.port in (port, 0):
         return listener
     listener.close()
     return None

@@ -12,6 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 from msgspec.structs import replace
 
 from neuroshard.config.settings import Settings
@@ -40,6 +41,7 @@ from neuroshard.membership.swarm_status import ShardCoverage
 from neuroshard.model.architecture import plan_of
 from neuroshard.model.memory_limit import network_memory
 from neuroshard.network import Connection, Network
+from neuroshard.network.blocking import BlockingRunner
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.line import UploadLine
 from neuroshard.network.mdns import MAX_COMPUTERS, MAX_NAME_CHARACTERS, RunNotice
@@ -238,6 +240,7 @@ class PeerNetwork:
     now: Callable[[], float]  # seconds since the epoch
     revoked_nodes: RevokedNodes  # of this wallet, and of the others in the run
     line: UploadLine
+    offload: BlockingRunner
     upload: UploadPacer = field(default_factory=UploadPacer)  # the owner's limit on everything that is sent
     port_mapping: PortMapping | None = None
     joined: JoinedRun | None = field(default=None, init=False)
@@ -259,6 +262,7 @@ class PeerNetwork:
         *,
         invitation: Invitation | None = None,
         may_wait: bool = False,
+        offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> PeerNetwork:
         """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off.
 
@@ -282,7 +286,7 @@ class PeerNetwork:
         networking.attach(exchange.live)
         finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
         revoked = StoredRevocations(settings.data_dir).revoked()
-        built = cls(identity, settings, networking, exchange, finder, now, revoked, line, upload)
+        built = cls(identity, settings, networking, exchange, finder, now, revoked, line, offload, upload)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -312,14 +316,14 @@ class PeerNetwork:
             self.identity, self.settings, self.networking, versions, status, members=members, now=self.now
         )
         self.joined = joined
-        members.restore(stored.admissions())
         members.learn(Papers(revoked_nodes=stored.revoked_nodes()))  # now it is known which wallets count
         keeper = keeper_of(self.settings, self.identity, lambda: versions.offer, self.now, self.finder.invitation)
         if keeper is not None:
             keeper.restore(offer, self.identity)
             self._keeper = keeper
             self.networking.attach(lambda _network: keeper.run(members))
-        self.networking.attach(partial(keep_papers, members, stored, StoredRevocations(self.settings.data_dir)))
+        papers = PaperKeeper(members, stored, StoredRevocations(self.settings.data_dir), self.offload)
+        self.networking.attach(papers.run)
         return joined
 
     @property
@@ -470,23 +474,47 @@ def report_of_stages(said: TrainingReport, swarm: StageSwarm) -> TrainingReport:
     return replace(said, windows=windows, ready_percent=percent)
 
 
-async def keep_papers(members: RunMembers, stored: StoredPasses, signed: StoredRevocations, _network: Network) -> None:
-    """Store passes and revocations as this node learns them, and take up revocations made here, until cancelled.
+@dataclass
+class PaperKeeper:
+    """Stores passes, admissions and revocations as this node learns them, and takes up revocations made here."""
 
-    Admissions, which every node of the run renews twice an hour, are stored less often.
-    """
-    kept, kept_at = members.papers(), anyio.current_time()
-    while True:
-        await sleep_to_tick(PAPERS_SECONDS)
+    members: RunMembers
+    stored: StoredPasses
+    signed: StoredRevocations
+    offload: BlockingRunner  # the file has up to 32 MB
+    _is_restored: bool = field(default=False, init=False)
+
+    async def run(self, _network: Network) -> None:
+        """Restore the stored admissions once, then keep the papers until cancelled.
+
+        Admissions, which every node of the run renews twice an hour, are stored less often.
+        """
+        if not self._is_restored:
+            await self._restore()
+        kept, kept_at = self.members.papers(), anyio.current_time()
+        while True:
+            await sleep_to_tick(PAPERS_SECONDS)
+            try:
+                self.members.learn(await self.offload(self._made_here))
+                known = self.members.papers()
+                is_due = anyio.current_time() - kept_at >= ADMISSIONS_SECONDS
+                if known != kept and (is_due or replace(known, admissions=()) != replace(kept, admissions=())):
+                    await self.offload(partial(self.stored.keep_papers, known))
+                    kept, kept_at = known, anyio.current_time()
+            except StorageError as error:
+                _LOG.warning("The passes of the run cannot be stored or read: %s", error)
+
+    async def _restore(self) -> None:
         try:
-            members.learn(Papers(revocations=stored.issued().revocations, revoked_nodes=signed.read()))
-            known = members.papers()
-            is_due = anyio.current_time() - kept_at >= ADMISSIONS_SECONDS
-            if known != kept and (is_due or replace(known, admissions=()) != replace(kept, admissions=())):
-                stored.keep_papers(known)
-                kept, kept_at = known, anyio.current_time()
+            await self.members.restore(self.stored.admissions, self.offload)
+            # a wallet with an admission may revoke its nodes, too
+            self.members.learn(Papers(revoked_nodes=await self.offload(self.stored.revoked_nodes)))
         except StorageError as error:
-            _LOG.warning("The passes of the run cannot be stored or read: %s", error)
+            _LOG.warning("The stored admissions of the run cannot be read: %s", error)
+        self._is_restored = True
+
+    def _made_here(self) -> Papers:
+        return Papers(revocations=self.stored.issued().revocations, revoked_nodes=self.signed.read())
 
 
 async def observe_network(peer_network: PeerNetwork, publisher: Publisher) -> None:

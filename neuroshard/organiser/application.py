@@ -37,6 +37,8 @@ MAX_POLL_BYTES = 1024
 PUBLIC_SECONDS = 5  # for which others may keep a public answer
 RETRY_SECONDS = 30
 MEDIA: Final = "application/vnd.msgpack"
+# of proxies; Uvicorn takes the client's address from the first one, if the proxy is on this computer
+FORWARDED_HEADERS: Final = frozenset(("x-forwarded-for", "x-forwarded-proto", "x-real-ip", "forwarded", "via"))
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -76,6 +78,7 @@ class OrganiserContext:
     plan: RunPlan
     desk: AdmissionDesk
     now: Callable[[], float]
+    monotonic: Callable[[], float]
     warning: str = ""  # about the database at the start
     joins: JoinRate = field(default_factory=JoinRate)
     offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # None: in a worker thread
@@ -112,7 +115,8 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
     async def join(request: Request) -> Response:
         """Take a signed claim of the kind "join"; 200 with an admission, or 202 with a place in the queue."""
         host = "" if request.client is None else request.client.host
-        if (wait := context.joins.wait(host, context.now())) > 0:
+        is_forwarded = not FORWARDED_HEADERS.isdisjoint(request.headers)
+        if (wait := context.joins.wait(host, context.monotonic(), is_forwarded=is_forwarded)) > 0:
             words = "Too many nodes of this network joined within a minute."
             raise OrganiserError(429, "too_many_joins", words, "Try again later.", math.ceil(wait))
         return _placed(await context.ask(partial(desk.join, await _body(request, MAX_JOIN_BYTES))))

@@ -27,11 +27,13 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS places (
     node TEXT PRIMARY KEY, wallet TEXT NOT NULL, stage TEXT NOT NULL, request TEXT NOT NULL, name TEXT NOT NULL,
     serial INTEGER NOT NULL, admitted_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, admission BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS departed (node TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS queue (
     number INTEGER PRIMARY KEY AUTOINCREMENT, node TEXT UNIQUE NOT NULL, wallet TEXT NOT NULL, request TEXT NOT NULL,
     name TEXT NOT NULL, role TEXT NOT NULL, memory_mb INTEGER NOT NULL, layers_at_most INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS claims (node TEXT PRIMARY KEY, issued_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS invitations (invitation BLOB, wallet TEXT, PRIMARY KEY (invitation, wallet));
+CREATE TABLE IF NOT EXISTS passes (wallet TEXT PRIMARY KEY, pass BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS allowed (wallet TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS revocations (named TEXT PRIMARY KEY, statement BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS freed (at REAL NOT NULL);
@@ -96,12 +98,8 @@ class Database:
     def writing(self) -> Generator[None]:
         """Make the changes inside one transaction, which is on disk when this ends, or undone after an error."""
         self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._connection:  # also undoes a commit that fails, and accepts that SQLite has undone all by itself
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     def run_id(self, named: str) -> str:
         """The run of this database: the first one that was named."""
@@ -129,6 +127,23 @@ class Database:
         """Nodes whose admissions ended before a time."""
         return [NodeId(row[0]) for row in self._rows("SELECT node FROM places WHERE expires_at < ?", before)]
 
+    def expired_departed(self, before: float) -> list[NodeId]:
+        """Nodes that left, and whose admissions ended before a time."""
+        command = "SELECT node FROM places JOIN departed USING (node) WHERE expires_at < ?"
+        return [NodeId(row[0]) for row in self._rows(command, before)]
+
+    def depart(self, node: NodeId) -> None:
+        """Note that a node left. It keeps its place, which nobody else may have while its admission is valid."""
+        self._run("INSERT OR IGNORE INTO departed SELECT node FROM places WHERE node = ?", node)
+
+    def come_back(self, node: NodeId) -> None:
+        """Note that a node that left is back at its place."""
+        self._run("DELETE FROM departed WHERE node = ?", node)
+
+    def has_departed(self, node: NodeId) -> bool:
+        """Whether a node left its place."""
+        return bool(self._rows("SELECT 1 FROM departed WHERE node = ?", node))
+
     def has_other(self, name: str, wallet: WalletId) -> bool:
         """Whether a node of another wallet has a place under this name."""
         return bool(self._rows("SELECT 1 FROM places WHERE name = ? AND wallet <> ? LIMIT 1", name, wallet))
@@ -153,6 +168,7 @@ class Database:
     def free(self, node: NodeId, at: float) -> None:
         """Take the place of a node."""
         self._run("DELETE FROM places WHERE node = ?", node)
+        self.come_back(node)
         self._run("INSERT INTO freed VALUES (?)", at)
         self._run("DELETE FROM freed WHERE rowid <= (SELECT max(rowid) FROM freed) - ?", MOST_FREED)
 
@@ -170,6 +186,10 @@ class Database:
         """The waiting nodes, the one that came first in front."""
         return tuple(Waiting(*row) for row in self._rows("SELECT * FROM queue ORDER BY number"))
 
+    def waiting(self) -> int:
+        """Number of waiting nodes."""
+        return int(self._rows("SELECT count(*) FROM queue")[0][0])
+
     def enqueue(self, waiting: Waiting) -> None:
         """Add a node at the end of the queue, or change its entry at the place that it has. `number` is not used."""
         values = (waiting.wallet, waiting.request, waiting.name, waiting.role, waiting.memory_mb)
@@ -183,7 +203,7 @@ class Database:
         )
 
     def dequeue(self, node: NodeId) -> None:
-        """Remove a node from the queue."""
+        """Remove a node from the queue, if it is there."""
         self._run("DELETE FROM queue WHERE node = ?", node)
 
     def uses_of(self, invitation: bytes) -> frozenset[WalletId]:
@@ -196,16 +216,29 @@ class Database:
         """Count a wallet for an invitation."""
         self._run("INSERT OR IGNORE INTO invitations VALUES (?, ?)", invitation, wallet)
 
-    def allowed(self) -> frozenset[WalletId]:
-        """The allow-list."""
-        return frozenset(row[0] for row in self._rows("SELECT wallet FROM allowed"))
+    def pass_of(self, wallet: WalletId) -> bytes | None:
+        """The pass with which a wallet joined last."""
+        rows = self._rows("SELECT pass FROM passes WHERE wallet = ?", wallet)
+        return bytes(rows[0][0]) if rows else None
+
+    def keep_pass(self, wallet: WalletId, member_pass: bytes) -> None:
+        """Store the pass with which a wallet joined."""
+        self._run("INSERT OR REPLACE INTO passes VALUES (?, ?)", wallet, member_pass)
+
+    def allowed(self) -> frozenset[WalletId] | None:
+        """The allow-list; None if no wallet was ever on it. A list that became empty stays a list."""
+        found = frozenset(row[0] for row in self._rows("SELECT wallet FROM allowed"))
+        is_list = bool(found) or bool(self._rows("SELECT 1 FROM facts WHERE name = 'has list'"))
+        return found if is_list else None
 
     def allow(self, wallet: WalletId) -> None:
         """Put a wallet on the allow-list."""
+        self._run("INSERT OR IGNORE INTO facts VALUES ('has list', '1')")
         self._run("INSERT OR IGNORE INTO allowed VALUES (?)", wallet)
 
     def disallow(self, wallet: WalletId) -> None:
-        """Take a wallet from the allow-list."""
+        """Take a wallet from the allow-list. The last one leaves an empty list, which admits nobody."""
+        self._run("INSERT OR IGNORE INTO facts SELECT 'has list', '1' WHERE EXISTS (SELECT 1 FROM allowed)")
         self._run("DELETE FROM allowed WHERE wallet = ?", wallet)
 
     def keep_revocation(self, named: str, statement: bytes) -> None:

@@ -11,8 +11,8 @@ import logging
 import sqlite3
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeVar
 
@@ -37,6 +37,8 @@ from neuroshard.identity.admissions import (
     LEAVE,
     MAX_JOIN_BYTES,
     REFRESH,
+    REFRESH_SECONDS,
+    RETURN_SECONDS,
     Admission,
     JoinClaim,
     PlaceClaim,
@@ -46,6 +48,7 @@ from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.identity.invitations import InvitationError, MemberPass, check_date
 from neuroshard.identity.signing import SigningKey
 from neuroshard.organiser.database import Database, HeldPlace, Waiting
+from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import (
     DOWNLOADING_AT_ONCE,
     Joiner,
@@ -60,12 +63,12 @@ from neuroshard.types import LayerRange, NodeId, WalletId
 
 _LOG = logging.getLogger(__name__)
 
-REFRESH_SECONDS = ADMISSION_SECONDS // 2
 POLL_SECONDS = 10
 SILENT_POLLS = 3  # after which a waiting node loses its place in the queue
-RETURN_SECONDS = 300.0  # after a start, in which nodes may still refresh admissions that ended meanwhile
 SAME_SECONDS = 60  # in which a repeated refresh gets the same admission
 MOST_REVOCATIONS_SENT = 64
+MOST_WAITING = 1000
+FULL_SECONDS = 60  # after which a node that found the queue full asks again
 _Claim = TypeVar("_Claim", JoinClaim, PlaceClaim)
 
 
@@ -78,9 +81,7 @@ class Admitted(BaseModel):
     layers: tuple[int, int] | None
     authority_public_key: str
     seeds: tuple[str, ...]
-    state: None = Field(default=None, description="where the stage's state is; null: ask the run's nodes")
     refresh_after_seconds: int = REFRESH_SECONDS
-    reachable: bool | None = Field(default=None, description="null: the ports were not checked")
     revocations: tuple[str, ...] = Field(default=(), description="newest revocations, each in base64")
 
 
@@ -95,7 +96,6 @@ class Queued(BaseModel):
     next_poll_seconds: int = POLL_SECONDS
     is_waitlisted: bool
     stage: Annotated[str | None, Field(description="where the node would count; null while waitlisted")]
-    state: None = None
 
 
 @dataclass(frozen=True)
@@ -127,18 +127,26 @@ class AdmissionDesk:
         plan: RunPlan,
         authority: SigningKey,
         database: Database,
+        ended: EndedPasses,
         *,
         now: Callable[[], float],
+        monotonic: Callable[[], float],
         random_name: Callable[[], str],
     ) -> None:
-        """`random_name` makes the names of requests. Raises sqlite3.Error."""
+        """`now` dates admissions, and `monotonic` measures silence. `random_name` makes the names of requests.
+
+        Raises sqlite3.Error.
+        """
         self._plan = plan
         self._authority = authority
         self._database = database
+        self._ended = ended
         self._now = now
+        self._monotonic = monotonic
         self._random_name = random_name
-        self._opened_at = now()
-        self._polled: dict[str, float] = {}  # time of the last sign of life, by request; a restart gives a new chance
+        self._opened_at = monotonic()
+        # monotonic time of the last sign of life, by request; a restart gives a new chance
+        self._polled: dict[str, float] = {}
         self._delegations = KnownDelegations()
         self.refused: Counter[str] = Counter()  # by code
         self.trouble = ""
@@ -148,59 +156,65 @@ class AdmissionDesk:
         claim = self._read(data, JOIN, JoinClaim)
         wanted, now = claim.payload, self._now()
         joiner = Joiner(claim.node_id, wanted.role, wanted.memory_mb, wanted.layers_at_most)
-        with self._database.writing():
+        with self._writing():
             self._check_time(claim)
             self._check_right(claim)
-            self._free_places(now)
+            queue = self._free_places(now)
             place = self._database.place_of(claim.node_id)
             if place is not None and place.wallet == claim.wallet_id:
+                self._database.come_back(claim.node_id)
                 return self._admitted(self._renewed(place, now, REFRESH_SECONDS))
             self._check_fit(joiner)
-            known = next((one for one in self._database.queue() if one.node == claim.node_id), None)
-            request = self._random_name() if known is None else known.request
-            self._database.enqueue(
-                Waiting(
-                    0,
-                    claim.node_id,
-                    claim.wallet_id,
-                    request,
-                    wanted.name,
-                    wanted.role,
-                    wanted.memory_mb,
-                    wanted.layers_at_most,
-                )
+            known = next((one.request for one in queue if one.node == claim.node_id), None)
+            if known is None and len(queue) >= MOST_WAITING:
+                words = f"The queue is full: {len(queue):,} nodes wait for a place in the run."
+                raise self._refusal(503, "queue_full", words, "Try again later.", FULL_SECONDS)
+            mine = Waiting(
+                0,
+                claim.node_id,
+                claim.wallet_id,
+                known or self._random_name(),
+                wanted.name,
+                wanted.role,
+                wanted.memory_mb,
+                wanted.layers_at_most,
             )
-            self._polled[request] = now
-            return self._placed(request, now)
+            self._database.enqueue(mine)
+            self._polled[mine.request] = self._monotonic()
+            queue = [*queue, mine] if known is None else [mine if one.node == mine.node else one for one in queue]
+            return self._placed(mine, queue, now)
 
     def poll(self, request: str, session_token: str) -> Admitted | Queued:
-        """Answer a waiting node like `join`. Raises OrganiserError, sqlite3.Error."""
+        """Answer a waiting node like `join`, if it may still join. Raises OrganiserError, sqlite3.Error."""
         if not hmac.compare_digest(session_token.encode(), self._token(request).encode()):
             raise self._refusal(401, "bad_session", "The session token is not that of the request.", _JOIN_AGAIN)
         now = self._now()
-        place = self._database.place_of_request(request)
-        if place is not None:
-            return self._admitted(place)
-        if any(one.request == request for one in self._database.queue()):
-            self._polled[request] = now
-            with self._database.writing():
-                self._free_places(now)
-                return self._placed(request, now)
+        with self._writing():
+            place = self._database.place_of_request(request)
+            if place is not None and not self._database.has_departed(place.node):
+                self._check_member(place.node, place.wallet)
+                return self._admitted(place)
+            queue = self._free_places(now, polling=request)
+            mine = next((one for one in queue if one.request == request), None)
+            if mine is not None:
+                self._check_member(mine.node, mine.wallet)  # a node that is refused here counts as silent
+                self._polled[request] = self._monotonic()
+                return self._placed(mine, queue, now)
         raise self._refusal(404, "unknown_request", "This request is not in the queue any more.", _JOIN_AGAIN)
 
     def refresh(self, data: bytes) -> Admitted:
         """Renew the admission of a node. Raises OrganiserError, sqlite3.Error.
 
         If the database cannot be written, the admission is signed all the same: members must not lose their places
-        because of a full disk.
+        because of a full disk or a damaged page.
         """
         claim, now = self._read(data, REFRESH, PlaceClaim), self._now()
         try:
-            with self._database.writing():
+            with self._writing():
                 self._check_time(claim)
                 self._check_revoked(claim.node_id, claim.wallet_id)
                 return self._admitted(self._renewed(self._place_of(claim), now, SAME_SECONDS))
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             self.trouble = f"The database cannot be written ({error}): nodes keep their places, and no node joins."
             _LOG.error("%s", self.trouble)
             self._check_revoked(claim.node_id, claim.wallet_id)
@@ -208,26 +222,16 @@ class AdmissionDesk:
             return self._admitted(self._signed(place, now, place.serial + 1))
 
     def leave(self, data: bytes) -> None:
-        """Free the place of a node, or its place in the queue. Raises OrganiserError, sqlite3.Error."""
-        claim, now = self._read(data, LEAVE, PlaceClaim), self._now()
-        with self._database.writing():
-            self._check_time(claim)
-            if self._database.place_of(claim.node_id) is not None:
-                self._database.free(claim.node_id, now)
-            for waiting in self._database.queue():
-                if waiting.node == claim.node_id:
-                    self._drop(waiting)
+        """Free the place of a node at the end of its admission, and its place in the queue at once.
 
-    def evict(self, node: NodeId, memory_mb: int) -> None:
-        """Take the place of a node, which goes to the end of the queue. Raises sqlite3.Error."""
-        with self._database.writing():
-            place = self._database.place_of(node)
-            if place is None:
-                return
-            self._database.free(node, self._now())
-            self._polled[place.request] = self._now() + REFRESH_SECONDS  # it learns of this when it refreshes
-            role = "worker" if self._plan.layers_of(place.stage) else "trainer"
-            self._database.enqueue(Waiting(0, node, place.wallet, place.request, place.name, role, memory_mb, 0))
+        Members accept the admission until it ends. If another node had the place before, more nodes than the run wants
+        could take part. Raises OrganiserError, sqlite3.Error.
+        """
+        claim = self._read(data, LEAVE, PlaceClaim)
+        with self._writing():
+            self._check_time(claim)
+            self._database.depart(claim.node_id)
+            self._database.dequeue(claim.node_id)
 
     def free_places(self) -> dict[str, int]:
         """Number of free places in each stage. Raises sqlite3.Error."""
@@ -236,7 +240,14 @@ class AdmissionDesk:
 
     def waiting(self) -> int:
         """Number of nodes in the queue. Raises sqlite3.Error."""
-        return len(self._database.queue())
+        return self._database.waiting()
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """Make changes in one transaction. Once it is on disk, the database has no trouble."""
+        with self._database.writing():
+            yield
+        self.trouble = ""
 
     def _read(self, data: bytes, kind: str, form: type[_Claim]) -> VerifiedClaim[_Claim]:
         try:
@@ -273,21 +284,32 @@ class AdmissionDesk:
     def _check_revoked(self, node: NodeId, wallet: WalletId) -> None:
         if not {node, wallet}.isdisjoint(self._database.revocations()):
             raise self._refusal(403, "revoked", "The organiser ended the place of this node or wallet.", _ASK_ORGANISER)
+        held: bytes | None = None
+        with suppress(sqlite3.DatabaseError):
+            held = self._database.pass_of(wallet)
+        self._check_ended(wallet, None if held is None else MemberPass.read(held))
+
+    def _check_member(self, node: NodeId, wallet: WalletId) -> None:
+        """Raise OrganiserError if a node may not wait any more, or not have its place."""
+        self._check_revoked(node, wallet)
+        allowed = self._database.allowed()
+        if allowed is not None and wallet not in allowed and self._database.pass_of(wallet) is None:
+            words = f"Wallet {wallet[:8]} is not on the list of this run."
+            raise self._refusal(403, "not_in_allowlist", words, _ASK_ORGANISER)
+
+    def _check_ended(self, wallet: WalletId, member_pass: MemberPass | None) -> None:
+        if reason := self._ended.refusal(wallet, member_pass):
+            raise self._refusal(403, "revoked", reason, _ASK_OWNER)
 
     def _check_right(self, claim: VerifiedClaim[JoinClaim]) -> None:
         """Raise OrganiserError unless the wallet may join, and count it for its invitation."""
-        self._check_revoked(claim.node_id, claim.wallet_id)
+        if claim.payload.invitation is not None:
+            self._check_pass(claim.payload.invitation, claim.wallet_id)
+        self._check_member(claim.node_id, claim.wallet_id)
         name = claim.payload.name
         if name and self._database.has_other(name, claim.wallet_id):
             words = f"Another node has a place under the name {name!r}."
             raise self._refusal(409, "already_admitted", words, "Choose another name.")
-        if claim.payload.invitation is not None:
-            self._check_pass(claim.payload.invitation, claim.wallet_id)
-            return
-        allowed = self._database.allowed()
-        if allowed and claim.wallet_id not in allowed:
-            words = f"Wallet {claim.wallet_id[:8]} is not on the list of this run."
-            raise self._refusal(403, "not_in_allowlist", words, _ASK_ORGANISER)
 
     def _check_pass(self, data: bytes, wallet: WalletId) -> None:
         try:
@@ -298,6 +320,7 @@ class AdmissionDesk:
             raise self._refusal(403, "not_in_allowlist", error.message, _ASK_ORGANISER) from None
         if shown.wallet_id != wallet:
             raise self._refusal(403, "not_in_allowlist", "The pass is that of another wallet.", _ASK_ORGANISER)
+        self._check_ended(wallet, shown)
         for grant in shown.grants:
             used = self._database.uses_of(grant.invitation)
             if wallet not in used and len(used) >= grant.uses:
@@ -305,6 +328,7 @@ class AdmissionDesk:
                 raise self._refusal(403, "invitation_used_up", words, _ASK_ORGANISER)
         for grant in shown.grants:
             self._database.note_use(grant.invitation, wallet)
+        self._database.keep_pass(wallet, data)
 
     def _check_fit(self, joiner: Joiner) -> None:
         if not self._plan.fitting(joiner):
@@ -314,30 +338,33 @@ class AdmissionDesk:
 
     def _place_of(self, claim: VerifiedClaim[PlaceClaim]) -> HeldPlace:
         place = self._database.place_of(claim.node_id)
-        if place is None or place.wallet != claim.wallet_id:
+        if place is None or place.wallet != claim.wallet_id or self._database.has_departed(claim.node_id):
             raise self._refusal(404, "no_place", "This node has no place in the run.", _JOIN_AGAIN)
         return place
 
-    def _free_places(self, now: float) -> None:
-        """Free the places of expired admissions, and drop waiting nodes that are silent."""
-        if now >= self._opened_at + RETURN_SECONDS:
-            for node in self._database.expired(now):
-                self._database.free(node, now)
-        silent = now - SILENT_POLLS * POLL_SECONDS
+    def _free_places(self, now: float, polling: str = "") -> list[Waiting]:
+        """Free the places of expired admissions, and drop silent nodes from the queue. Returns the rest of the queue.
+
+        The node of the request `polling` is not silent: it asks now.
+        """
+        time = self._monotonic()
+        has_returned = time >= self._opened_at + RETURN_SECONDS
+        for node in self._database.expired(now) if has_returned else self._database.expired_departed(now):
+            self._database.free(node, now)
+        queue, silent = list[Waiting](), time - SILENT_POLLS * POLL_SECONDS
         for waiting in self._database.queue():
-            if self._polled.get(waiting.request, self._opened_at) < silent:
-                self._drop(waiting)
+            if waiting.request == polling or self._polled.get(waiting.request, self._opened_at) >= silent:
+                queue.append(waiting)
+            else:
+                self._database.dequeue(waiting.node)
+                self._polled.pop(waiting.request, None)
+        return queue
 
-    def _drop(self, waiting: Waiting) -> None:
-        self._database.dequeue(waiting.node)
-        self._polled.pop(waiting.request, None)
-
-    def _placed(self, request: str, now: float) -> Admitted | Queued:
-        """Give the node of a request the place that is its turn, or report its position."""
-        queue = self._database.queue()
-        taken = self._database.taken()
+    def _placed(self, mine: Waiting, queue: Sequence[Waiting], now: float) -> Admitted | Queued:
+        """Give a node in the queue the place that is its turn, or report its position."""
+        taken, request = self._database.taken(), mine.request
         found = assigned(self._plan.stages, taken, [_joiner(waiting) for waiting in queue])
-        index, mine = next((index, each) for index, each in enumerate(queue) if each.request == request)
+        index = queue.index(mine)
         if (stage := found.get(mine.node)) is not None:
             place = HeldPlace(mine.node, mine.wallet, stage, mine.request, mine.name, 0, 0, 0, b"")
             self._polled.pop(request, None)
@@ -373,7 +400,7 @@ class AdmissionDesk:
     def _admitted(self, place: HeldPlace) -> Admitted:
         layers = self._plan.layers_of(place.stage)
         revoked = list[bytes]()
-        with suppress(sqlite3.OperationalError):
+        with suppress(sqlite3.DatabaseError):
             revoked = list(self._database.revocations().values())[-MOST_REVOCATIONS_SENT:]
         return Admitted(
             admission=b64encode(place.admission).decode(),
@@ -388,13 +415,14 @@ class AdmissionDesk:
         """The secret of a request. It follows from the authority's key, so that a restart does not change it."""
         return hash_parts("session", self._authority.seed, request).hex()
 
-    def _refusal(self, status: int, code: str, message: str, action: str) -> OrganiserError:
+    def _refusal(self, status: int, code: str, message: str, action: str, retry_after: int = 0) -> OrganiserError:
         self.refused[code] += 1
-        return OrganiserError(status, code, message, action)
+        return OrganiserError(status, code, message, action, retry_after)
 
 
 _JOIN_AGAIN = "Join again."
 _NEW_CLAIM = "Sign a new claim for each request."
+_ASK_OWNER = "Ask the owner of the run."
 _ASK_ORGANISER = "Ask the organiser of the run."
 
 

@@ -54,7 +54,10 @@ def stage_name(index: int, count: int) -> str:
 def assigned(stages: Sequence[StagePlaces], taken: Mapping[str, int], waiting: Sequence[Joiner]) -> dict[NodeId, str]:
     """The waiting nodes that get a place now, with its stage. `waiting` begins with the one that came first."""
     held, found = dict(taken), dict[NodeId, str]()
+    left = sum(max(0, stage.wanted - held.get(stage.name, 0)) for stage in stages)
     for joiner in waiting:
+        if len(found) >= left:
+            break
         free = [stage for stage in stages if held.get(stage.name, 0) < stage.wanted and joiner.fits(stage)]
         if free:
             stage = neediest(free, held)
@@ -77,30 +80,3 @@ def estimated_wait(position: int, freed_at: Sequence[float], now: float) -> floa
     if len(recent) < 2:
         return None
     return position * median(later - earlier for earlier, later in pairwise(recent))
-
-
-@dataclass(frozen=True)
-class WitnessedWork:
-    """The last work of a node, as others saw it; True where it did its part."""
-
-    due_rounds: Sequence[bool] = ()
-    microbatches: Sequence[bool] = ()
-    silent_seconds: float = 0.0  # since its last report
-
-
-ROUNDS_SEEN, MOST_MISSED = 5, 2
-MICROBATCHES_SEEN = 20
-MOST_SILENT_SECONDS = 600.0
-
-
-def eviction_reason(record: WitnessedWork) -> str:
-    """The reason why a node loses its place and goes to the end of the queue; "" if it keeps the place."""
-    missed = list(record.due_rounds[-ROUNDS_SEEN:]).count(False)
-    if missed > MOST_MISSED:
-        return f"It missed {missed} of its last {ROUNDS_SEEN} rounds."
-    if record.silent_seconds > MOST_SILENT_SECONDS:
-        return f"It has sent no report for {record.silent_seconds / 60:.0f} minutes."
-    failed = list(record.microbatches[-MICROBATCHES_SEEN:]).count(False)
-    if 2 * failed > MICROBATCHES_SEEN:
-        return f"It failed {failed} of its last {MICROBATCHES_SEEN} microbatches."
-    return ""

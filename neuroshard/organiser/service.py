@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import sqlite3
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Generator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from fastapi import FastAPI
 from uvicorn import Config, Server
 
 from neuroshard.config.folders import prepare_data_dir
@@ -25,16 +27,18 @@ from neuroshard.errors import NetworkRefusedError, StorageError, UsageError
 from neuroshard.identity import Wallet, public_key_of
 from neuroshard.identity.admissions import AdmissionRevocation, sign_admission_revocation
 from neuroshard.identity.signing import SigningKey
+from neuroshard.network.guarded_http import MOST_HEADER_BYTES, GuardedConnection
 from neuroshard.organiser.application import OrganiserContext, create_organiser_app
 from neuroshard.organiser.database import DATABASE, Database, open_database
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
+from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import TRAINER, StagePlaces, stage_name
 from neuroshard.runs.authority_key import ORGANISER_FOLDER, load_or_create_authority_key
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import is_this_computer
 from neuroshard.runs.stage_plan import planned_stages
+from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.telemetry.logs import configure_logging
-from neuroshard.types import WALLET_ID_DIGITS, NodeId, WalletId
+from neuroshard.types import WALLET_ID_DIGITS, NodeId, WalletId, is_loopback
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ TRAINERS = 1000
 MOST_WANTED = 10_000
 MAX_CAPACITY_BYTES = 64 * 1024
 MAX_REASON_CHARACTERS = 200
-MOST_CONNECTIONS = 512
+MOST_REQUESTS = 512  # at once, with the connections
 BACKLOG = 512
 
 
@@ -134,7 +138,7 @@ def checked_url(url: str) -> str:
     except ValueError:
         host, parts = "", urlsplit("")
     is_plain = not parts.query and not parts.fragment and parts.username is None
-    if not host or not is_plain or not (parts.scheme == "https" or (parts.scheme == "http" and is_this_computer(host))):
+    if not host or not is_plain or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise UsageError(f"{url[:200]!r} is not an https:// address.", "Members send signed claims to it over https.")
     return url.rstrip("/")
 
@@ -164,6 +168,7 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
     prepare_data_dir(options.data_dir)
     plan = RunPlan(offer, options.capacity.places(offer))
     key = authority_for(offer, options.data_dir)
+    ended = EndedPasses(offer, StoredPasses(options.data_dir, offer))
     folder = options.data_dir / ORGANISER_FOLDER / offer.run_id[:16]
     with ExitStack() as stack:
         stack.callback(_lock(folder).release)
@@ -172,32 +177,49 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
         database, warning = open_database(folder)
         stack.callback(database.close)
         try:
-            desk = AdmissionDesk(plan, key, database, now=time.time, random_name=lambda: secrets.token_hex(16))
+            desk = AdmissionDesk(
+                plan,
+                key,
+                database,
+                ended,
+                now=time.time,
+                monotonic=time.monotonic,
+                random_name=lambda: secrets.token_hex(16),
+            )
         except sqlite3.Error as error:
             raise StorageError(f"The database in {folder} cannot be used: {error}.", "Check the disk.") from error
-        app = create_organiser_app(OrganiserContext(plan, desk, time.time, warning))
+        app = create_organiser_app(OrganiserContext(plan, desk, time.time, time.monotonic, warning))
         host, port = listener.getsockname()[:2]
         announce(options.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}")
         _LOG.info("The organiser of run %s serves on %s port %d.", offer.run_id[:16], host, port)
-        server = _Server(
-            Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_graceful_shutdown=5,
-                h11_max_incomplete_event_size=32 * 1024,
-                http="h11",
-                ws="none",
-            )
-        )
-        server.run(sockets=[listener])
+        server_of(app).run(sockets=[listener])
     return 0
 
 
-def change_allow_list(offer: RunOffer, data_dir: Path, owner: Wallet, wallet: str, *, is_allowed: bool) -> int:
-    """Put a wallet on the allow-list of a run, or take it off; return the length of the list.
+def server_of(app: FastAPI) -> Server:
+    """The server of the organiser's application. It closes slow and idle connections, as the API of a node does.
+
+    The address of a client is that of X-Forwarded-For only if a proxy on this computer sends the request.
+    """
+    config = Config(
+        app,
+        http=GuardedConnection,
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=True,
+        forwarded_allow_ips=["127.0.0.1", "::1"],  # not what the environment says
+        limit_concurrency=MOST_REQUESTS,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+    )
+    return _Server(config)
+
+
+def change_allow_list(offer: RunOffer, data_dir: Path, owner: Wallet, wallet: str, *, is_allowed: bool) -> int | None:
+    """Put a wallet on the allow-list of a run, or take it off; return the length of the list, None without one.
 
     A running organiser applies it to the next join. Raises UsageError if the wallet is malformed or the run is not
     this owner's, and StorageError.
@@ -207,7 +229,8 @@ def change_allow_list(offer: RunOffer, data_dir: Path, owner: Wallet, wallet: st
     with _opened(offer, data_dir) as database:
         change = database.allow if is_allowed else database.disallow
         change(_checked_wallet(wallet))
-        return len(database.allowed())
+        allowed = database.allowed()
+        return None if allowed is None else len(allowed)
 
 
 def end_places(offer: RunOffer, data_dir: Path, named: str, reason: str, now: float) -> None:
@@ -249,6 +272,9 @@ class _Server(Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread handles signals
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from ipaddress import ip_address
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -22,10 +22,11 @@ from neuroshard.decoders import read_json
 from neuroshard.errors import DataError, NetworkRefusedError, StorageError, UsageError
 from neuroshard.identity import NodeIdentity, sign_claim
 from neuroshard.identity.admissions import (
-    ADMISSION_SECONDS,
     JOIN,
+    LEAVE,
     MAX_ADMISSION_BYTES,
     REFRESH,
+    REFRESH_SECONDS,
     Admission,
     AdmissionBytes,
     JoinClaim,
@@ -37,7 +38,7 @@ from neuroshard.membership.run_members import RunMembers
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stored_passes import StoredPasses
-from neuroshard.types import LATEST_TIME, LayerRange
+from neuroshard.types import LATEST_TIME, LayerRange, is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -50,6 +51,7 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 3.0, 300.0
 TRIES = 10
 AGAIN_SECONDS = 600.0  # until a node whose place was refused asks again
 LEAST_POLL_SECONDS = 1.0
+LEAVE_SECONDS = 3.0  # of a node that ends, for its last request
 _Base64 = Annotated[str, Meta(max_length=2 * MAX_ADMISSION_BYTES)]
 
 
@@ -129,7 +131,7 @@ class OrganiserClient:
             await anyio.sleep(max(LEAST_POLL_SECONDS, waiting.next_poll_seconds))
             question = {"request_id": waiting.request_id, "session_token": waiting.session_token}
             try:
-                answer = await self._ask("PUT", "authorization_status", lambda: msgspec.json.encode(question))  # noqa: B023
+                answer = await self._ask("PUT", "authorization_status", partial(msgspec.json.encode, question))
             except OrganiserRefusedError as error:
                 if error.code != "unknown_request":
                     raise
@@ -142,6 +144,14 @@ class OrganiserClient:
         if isinstance(answer, QueuedForm):
             raise _unreadable("it put a node with a place into the queue")
         return self._checked(answer)
+
+    async def leave(self) -> None:
+        """Give this node's place back, with one request: an organiser that is away learns of it by the silence."""
+        async with self._open_http() as http:
+            body = self._signed(LEAVE, PlaceClaim(self._claim.run_id))
+            found = await _request(http, "POST", f"{self._url}/api/leave", body)
+        if isinstance(found, str) or found[0] != 204:
+            _LOG.debug("The organiser did not record that this node leaves: %s", found)
 
     def _signed(self, kind: str, payload: JoinClaim | PlaceClaim) -> bytes:
         return sign_claim(self._identity, kind, payload, self._now()).encode()
@@ -174,8 +184,9 @@ class OrganiserClient:
                 status, content, retry_after = found
                 if status not in {429, 503}:
                     return _read_answer(status, content)
-                reason = f"it is busy (status {status})"
-                pause = pause if retry_after is None else min(retry_after, LONGEST_RETRY_SECONDS)
+                reason = f"it is busy (status {status}{_detail(content)})"
+                if retry_after is not None:
+                    pause = max(FIRST_RETRY_SECONDS, min(retry_after, LONGEST_RETRY_SECONDS))
         raise NetworkRefusedError(
             f"The organiser at {self._url} does not answer: {reason}.", "Check the address and the network."
         )
@@ -212,6 +223,13 @@ def _read_answer(status: int, content: bytes) -> AdmittedForm | QueuedForm:
     except ValueError as error:
         raise _unreadable(f"status {status}, {error}") from None
     raise OrganiserRefusedError(problem.code, problem.detail, problem.action)
+
+
+def _detail(content: bytes) -> str:
+    try:
+        return f": {read_json(content, ProblemForm, MAX_ANSWER_BYTES).detail.rstrip('.')}"
+    except ValueError:
+        return ""
 
 
 def _unreadable(reason: str) -> OrganiserRefusedError:
@@ -272,31 +290,40 @@ class AdmissionKeeper:
     async def run(self, members: RunMembers) -> None:
         """Show the admission to the other nodes and renew it at half of its time, until cancelled.
 
-        While the organiser is away, the node works on: the others accept the admission that they know.
+        While the organiser is away, the node works on: the others accept the admission that they know. At the end the
+        organiser hears that the node leaves.
         """
-        while True:
-            shown = self._shown
-            if shown is not None:
-                members.renew(shown.data, shown.ended)
-                await anyio.sleep(max(LEAST_POLL_SECONDS, shown.admission.admitted_at + HALF_LIFE - self._now()))
-            await self._renew(is_known=shown is not None)
+        try:
+            while True:
+                shown = self._shown
+                if shown is not None:
+                    members.renew(shown.data, shown.ended)
+                    refresh_at = shown.admission.admitted_at + REFRESH_SECONDS
+                    await anyio.sleep(max(LEAST_POLL_SECONDS, refresh_at - self._now()))
+                await self._renew(is_known=shown is not None)
+        finally:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                await self._client.leave()
 
     async def _renew(self, *, is_known: bool) -> None:
+        """Wait for the next admission. It counts even if it cannot be stored: the others see it."""
         while True:
             try:
-                self._keep(await (self._client.refresh() if is_known else self._client.admit(self._note)))
+                admittance = await (self._client.refresh() if is_known else self._client.admit(self._note))
+                break
             except OrganiserRefusedError as error:
-                is_known = is_known and error.code != "no_place"
-                self._note(str(error))
-                await anyio.sleep(0 if error.code == "no_place" else AGAIN_SECONDS)
-            except NetworkRefusedError as error:
-                self._note(f"{error} This computer works on with its last admission.")
-            except StorageError as error:
+                if is_known and error.code == "no_place":
+                    is_known = False  # the node joins at once, and waits after a refusal of that
+                    continue
                 self._note(str(error))
                 await anyio.sleep(AGAIN_SECONDS)
-            else:
-                self.trouble = ""
-                return
+            except NetworkRefusedError as error:
+                self._note(f"{error} This computer works on with its last admission.")
+        try:
+            self._keep(admittance)
+            self.trouble = ""
+        except StorageError as error:
+            self._note(str(error))
 
     def _keep(self, admittance: Admittance) -> None:
         self._shown = admittance
@@ -306,9 +333,6 @@ class AdmissionKeeper:
         if sentence != self.trouble:
             _LOG.warning("%s", sentence)
         self.trouble = sentence
-
-
-HALF_LIFE = ADMISSION_SECONDS / 2
 
 
 def keeper_of(
@@ -375,12 +399,4 @@ def _http(url: str) -> AbstractAsyncContextManager[Any]:
     import httpx  # takes a third of a second
 
     host = httpx.URL(url).host
-    return httpx.AsyncClient(timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=not is_this_computer(host))
-
-
-def is_this_computer(host: str) -> bool:
-    """Whether a host name in a URL is this computer."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return httpx.AsyncClient(timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=not is_loopback(host))

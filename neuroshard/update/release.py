@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from msgspec import Meta, Struct
 
 from neuroshard.decoders import analysed, fault_of
 from neuroshard.errors import NeuroShardError
-from neuroshard.types import HexDigest
+from neuroshard.types import HexDigest, is_loopback
 
 
 class UpdateRefusedError(NeuroShardError):
@@ -101,16 +100,9 @@ def safe_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return url
-    if parts.scheme == "http" and parts.hostname and _is_loopback(parts.hostname):
+    if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
         return url
     raise ValueError(f"{url[:80]!r} is not an https:// address")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.api.access import SESSION_SECONDS, SessionKeys
-from neuroshard.api.address import HostPolicy, is_loopback_name
+from neuroshard.api.address import HostPolicy
 from neuroshard.status.board import Resume
+from neuroshard.types import is_loopback
 from tests.worlds.api import BODIES, SECRET, Api, FakeNode, make_api
 
 HERE = "http://127.0.0.1:8000"
@@ -222,5 +223,5 @@ def test_a_host_header_is_read_without_error(text: str) -> None:
 
 
 def test_loopback() -> None:
-    assert [is_loopback_name(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")] == [True] * 4
-    assert [is_loopback_name(host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org")] == [False] * 4
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.5", "example.org")] == [False] * 4

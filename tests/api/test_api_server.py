@@ -14,11 +14,11 @@ import httpx
 import psutil
 import pytest
 
-from neuroshard.api import server as connection
 from neuroshard.api.access import load_or_create_secret
 from neuroshard.api.context import ApiLimits
 from neuroshard.api.server import ApiServer, bind
 from neuroshard.errors import NetworkRefusedError, StorageError
+from neuroshard.network import guarded_http as connection
 from tests.worlds.api import SECRET, Api, FakeNode, make_api
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"

@@ -112,6 +112,47 @@ def test_without_an_outage_an_expired_admission_ends_at_once() -> None:
     assert "has expired" in members.refusal(NODE, WALLET, NOW + HOUR + 1)
 
 
+def test_an_outage_does_not_bring_back_a_node_that_was_removed_before_it() -> None:
+    members = register()
+    members.admit(sign_admission(AUTHORITY, admission()), NOW)
+    for second in (HOUR // 2, HOUR, HOUR + 60, 3 * HOUR):  # the silence begins a minute after the removed node's end
+        members.admit(sign_admission(AUTHORITY, admission(OTHER, NOW + second)), NOW + second)
+    assert "has expired" in members.refusal(NODE, WALLET, NOW + 3 * HOUR)
+
+
+def test_stored_admissions_with_gaps_between_them_are_no_outage() -> None:
+    """Only the newest admission of each node is stored, so a gap says nothing about the organiser."""
+    members, late = register(), NOW + 3 * HOUR
+    for node, at in ((NODE, NOW), (OTHER, late)):
+        members.admit(sign_admission(AUTHORITY, admission(node, at)), late, is_stored=True)
+    assert "has expired" in members.refusal(NODE, WALLET, late)
+    assert members.refusal(OTHER, WALLET, late) == ""
+
+
+def test_names_without_end_displace_no_live_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.identity.admissions.MAX_ADMISSIONS", 3)
+    members = register()
+    nodes = [NodeKey.from_seed(bytes([number]) * 32).node_id for number in range(20, 27)]
+    for place, node in enumerate(nodes[:3]):
+        members.admit(sign_admission(AUTHORITY, admission(node, NOW + 60 * place)), NOW + 120)
+    for node in nodes[3:]:
+        with pytest.raises(AdmissionError, match="the most that a node keeps"):
+            members.admit(sign_admission(AUTHORITY, admission(node, NOW + 130)), NOW + 130)
+    renewed = NOW + HOUR
+    members.admit(sign_admission(AUTHORITY, admission(nodes[0], renewed)), renewed)
+    later = NOW + HOUR + 61  # the second one has ended, and was not the first in the table
+    members.admit(sign_admission(AUTHORITY, admission(nodes[3], later)), later)
+    assert [members.refusal(node, WALLET, later) == "" for node in nodes[:5]] == [True, False, True, True, False]
+
+
+def test_an_admission_that_is_shown_again_keeps_its_position() -> None:
+    members = register()
+    shown = [sign_admission(AUTHORITY, admission(node)) for node in (NODE, OTHER)]
+    for data in (*shown, shown[0]):
+        members.admit(data, NOW)
+    assert members.admissions() == tuple(shown)
+
+
 def test_a_stored_admission_is_known_from_the_time_when_it_was_live() -> None:
     late, data = NOW + 2 * HOUR, sign_admission(AUTHORITY, admission())
     again, newcomer = register(), register()

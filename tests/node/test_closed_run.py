@@ -48,6 +48,7 @@ from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId
 from tests.worlds.claims import identity_of
+from tests.worlds.clock import at_once
 
 START = 1_800_000_000.0
 OWNER = Wallet.from_secret(TokenSecret("hex", (1).to_bytes(32, "big")))  # of node 0
@@ -99,7 +100,9 @@ class Friends:
         if has_pass and number:
             label = "Bo" if number == BO else "everybody"
             befriend(chosen.data_dir, OFFER, me.delegation.grant.wallet_public_key, OWNER, label)
-        made = PeerNetwork.of(chosen, me, opened, lambda: now() + self.ahead.get(number, 0.0), invitation=invitation)
+        made = PeerNetwork.of(
+            chosen, me, opened, lambda: now() + self.ahead.get(number, 0.0), invitation=invitation, offload=at_once
+        )
         made.networking.attach(DataSharing(made, open_data_store(chosen)).live)
         return made
 

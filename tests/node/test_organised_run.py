@@ -18,7 +18,8 @@ from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
-from neuroshard.errors import NeuroShardError
+from neuroshard.config.state_file import StateFile
+from neuroshard.errors import NeuroShardError, StorageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.admissions import (
     ADMISSION_GRACE_SECONDS,
@@ -37,6 +38,7 @@ from neuroshard.node.peer_network import ADMISSIONS_SECONDS, PeerNetwork
 from neuroshard.organiser.application import OrganiserContext, create_organiser_app
 from neuroshard.organiser.database import Database
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
+from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import StagePlaces
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.organiser_client import AdmissionKeeper, OrganiserClient, admission_file
@@ -99,7 +101,7 @@ class Organised:
 
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1")
         chosen.data_dir.mkdir(parents=True, exist_ok=True)
-        return PeerNetwork.of(chosen, me, opened, now)
+        return PeerNetwork.of(chosen, me, opened, now, offload=at_once)
 
     async def started(self, *numbers: int, admitted: bool = True) -> list[PeerNetwork]:
         nodes = [self.node(number) for number in numbers]
@@ -247,8 +249,16 @@ class Organiser(httpx.AsyncBaseTransport):
     def __init__(self, wanted: int = 2) -> None:
         names, plan = count(), RunPlan(OFFER, (StagePlaces("head-0", LayerRange(0, 2), 1000, wanted),))
         self.database = Database(None)
-        self.desk = AdmissionDesk(plan, AUTHORITY, self.database, now=now, random_name=lambda: f"{next(names)}")
-        app = create_organiser_app(OrganiserContext(plan, self.desk, now, offload=at_once))
+        self.desk = AdmissionDesk(
+            plan,
+            AUTHORITY,
+            self.database,
+            EndedPasses(OFFER, None),
+            now=now,
+            monotonic=anyio.current_time,
+            random_name=lambda: f"{next(names)}",
+        )
+        app = create_organiser_app(OrganiserContext(plan, self.desk, now, anyio.current_time, offload=at_once))
         self._inner = httpx.ASGITransport(app)
         self.is_dead = False
 
@@ -316,6 +326,97 @@ def test_a_dead_organiser_is_reported_and_found_again(tmp_path: Path) -> None:
         await until(700, lambda: all(keeper.trouble == "" for keeper in keepers))
         assert all(len(peers_of(node)) == 2 for node in nodes)
         organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_ends_leaves_the_queue_and_comes_back_to_its_place(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser(wanted=1)
+        nodes = await world.started(1, 2, admitted=False)
+        keepers, scopes = [keeper_at(node, organiser) for node in nodes], [anyio.CancelScope() for _ in nodes]
+
+        async def keep(index: int) -> None:
+            with scopes[index]:
+                await keepers[index].run(members_at(nodes[index]))
+
+        world.tasks.start_soon(keep, 0)
+        await anyio.sleep(1)
+        world.tasks.start_soon(keep, 1)
+        await anyio.sleep(1)
+        assert organiser.database.waiting() == 1
+        for scope in scopes:
+            scope.cancel()
+        await anyio.sleep(1)
+        me = nodes[0].identity.node_id
+        assert (organiser.database.waiting(), organiser.database.has_departed(me)) == (0, True)
+        again = keeper_at(nodes[0], organiser)
+        assert again.restore(OFFER, nodes[0].identity)
+        world.tasks.start_soon(again.run, members_at(nodes[0]))
+        await anyio.sleep(0.6 * ADMISSION_SECONDS)
+        assert not organiser.database.has_departed(me)
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_full_disk_of_the_node_does_not_end_its_renewals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        (node,) = await world.started(1, admitted=False)
+        keeper = keeper_at(node, organiser)
+
+        def full(*_: object) -> None:
+            raise StorageError("The disk is full.", "Free some space.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(StateFile, "write", full)
+            world.tasks.start_soon(keeper.run, members_at(node))
+            await anyio.sleep(3.1 * ADMISSION_SECONDS)
+            place = organiser.database.place_of(node.identity.node_id)
+            assert place is not None
+            assert place.expires_at > now()
+            assert members_at(node).own_admission == place.admission
+            assert "The disk is full" in keeper.trouble
+        await anyio.sleep(ADMISSION_SECONDS)
+        assert keeper.trouble == ""
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "most"),
+    [
+        (httpx.Response(404, json={"code": "no_place", "detail": "No place.", "action": "Join again."}), 8),
+        (httpx.Response(503, headers={"retry-after": "0"}), 700),
+    ],
+)
+def test_no_answer_makes_a_node_ask_without_pause(tmp_path: Path, answer: httpx.Response, most: int) -> None:
+    async def scenario(world: Organised) -> None:
+        (node,) = await world.started(1, admitted=False)
+        asked = list[str]()
+
+        def respond(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            assert len(asked) <= 1000
+            return answer
+
+        keeper = keeper_at(node, httpx.MockTransport(respond))
+        with anyio.move_on_after(1800):
+            await keeper.run(members_at(node))
+        assert 2 <= len(asked) <= most
+
+    play(tmp_path, scenario)
+
+
+def test_the_reason_of_a_full_queue_reaches_the_owner(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        (node,) = await world.started(1, admitted=False)
+        full = httpx.Response(503, json={"code": "queue_full", "detail": "The queue is full.", "action": "Wait."})
+        keeper = keeper_at(node, httpx.MockTransport(lambda _: full))
+        with pytest.raises(NeuroShardError, match=r"it is busy \(status 503: The queue is full\)"):
+            await keeper.admit(lambda _: None)
 
     play(tmp_path, scenario)
 

@@ -59,6 +59,7 @@ from neuroshard.status.machines import MachineList
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange, NodeId
 from neuroshard.waiting import Signal
+from tests.worlds.clock import at_once
 
 START = 1_800_000_000.0
 YEAR = 3.2e7
@@ -179,7 +180,7 @@ class World:
         training = TrainingStatus(steps=10, tokens=1000, tokens_per_second=100.0)
         model = ModelStatus(SHAPE, 1000, LAYERS, LAYERS.roles(2))
         board = StatusBoard(NodeStatus("1.2.3", START, START, TRAINING, "Training.", model=model, training=training))
-        peer_network, commands = PeerNetwork.of(settings, me, opened, now), CommandChannel()
+        peer_network, commands = PeerNetwork.of(settings, me, opened, now, offload=at_once), CommandChannel()
         if in_run:
             peer_network.join(self.offer, board.current, is_shared=True)
         own = OwnMachines(WALLETS[owner], peer_network, commands, board, name=name, now=now)
@@ -581,7 +582,7 @@ def test_without_a_network_the_list_has_this_machine_only(tmp_path: Path) -> Non
     async def main() -> None:
         settings = Settings(data_dir=tmp_path, network=False)
         board, commands = StatusBoard(NodeStatus("1", START, START, TRAINING)), CommandChannel()
-        peer_network = PeerNetwork.of(settings, identity_of(0, "ada"), None, now)
+        peer_network = PeerNetwork.of(settings, identity_of(0, "ada"), None, now, offload=at_once)
         own = OwnMachines(ADA, peer_network, commands, board, name="laptop", now=now)
         node = Node("laptop", identity_of(0, "ada"), peer_network, commands, board, own)
         async with anyio.create_task_group() as tasks:

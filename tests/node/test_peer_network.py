@@ -31,6 +31,7 @@ from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.snapshot import ModelStatus, NetworkState, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
 from tests.worlds.claims import identity_of
+from tests.worlds.clock import at_once
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(TokenSecret("hex", bytes(32)))
@@ -78,7 +79,7 @@ class World:
         chosen = Settings(data_dir=self.folder / f"node-{number}", p2p_host="127.0.0.1", genesis=GENESIS, **settings)
         chosen.data_dir.mkdir(parents=True, exist_ok=True)
         befriend(chosen.data_dir, OFFER, me.delegation.grant.wallet_public_key, OWNER)
-        return PeerNetwork.of(chosen, me, opened, now)
+        return PeerNetwork.of(chosen, me, opened, now, offload=at_once)
 
 
 def serving(peer_network: PeerNetwork, number: int, *, is_shared: bool = True) -> PeerNetwork:
@@ -295,7 +296,7 @@ def test_a_network_that_cannot_open_is_told_and_tried_again(tmp_path: Path, capl
                 yield network.network_of(me.node_id)
 
             settings = Settings(data_dir=tmp_path, p2p_host="127.0.0.1")
-            peer_network = PeerNetwork.of(settings, me, opened, now)
+            peer_network = PeerNetwork.of(settings, me, opened, now, offload=at_once)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(peer_network.networking.run)
                 await anyio.sleep(0.5)

@@ -37,6 +37,7 @@ from neuroshard.status.computer import MemoryStatus
 from neuroshard.status.snapshot import ModelStatus, NodeState, NodeStatus
 from neuroshard.types import Architecture, LayerRange
 from tests.worlds.claims import identity_of
+from tests.worlds.clock import at_once
 
 START = 1_700_000_000.0
 OWNER = Wallet.from_secret(parse_token(TOKEN))
@@ -81,7 +82,7 @@ def peer_network_of(number: int, everybody: InMemoryNetwork, folder: Path, **set
 
     chosen = Settings(data_dir=folder / f"node-{number}", p2p_host="127.0.0.1", **settings)
     chosen.data_dir.mkdir(parents=True, exist_ok=True)
-    return PeerNetwork.of(chosen, me, opened, lambda: START + anyio.current_time())
+    return PeerNetwork.of(chosen, me, opened, lambda: START + anyio.current_time(), offload=at_once)
 
 
 class PromptFetcher(Fetcher):

@@ -15,8 +15,10 @@ from neuroshard.identity.admissions import JOIN, LEAVE, REFRESH, Admission, Join
 from neuroshard.identity.signing import SigningKey
 from neuroshard.organiser.database import Database, open_database
 from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
+from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import StagePlaces
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.types import Architecture, LayerRange, NodeId, RunId
 from tests.worlds.claims import identity_of
 
@@ -54,6 +56,7 @@ class Desk:
     folder: Path | None = None
     places: Sequence[StagePlaces] = field(default_factory=stages)
     now: float = START
+    clock_error: float = 0.0  # of the wall clock; the monotonic clock has none
     wait_seconds: float = 5.0  # for another writer of the database
 
     def __post_init__(self) -> None:
@@ -68,7 +71,16 @@ class Desk:
             self.database, self.warning = open_database(self.folder, self.now, self.wait_seconds)
         names = (f"request-{number}-{self.now}" for number in count())
         plan = RunPlan(OFFER, self.places)
-        self.desk = AdmissionDesk(plan, AUTHORITY, self.database, now=lambda: self.now, random_name=lambda: next(names))
+        ended = EndedPasses(OFFER, None if self.folder is None else StoredPasses(self.folder, OFFER))
+        self.desk = AdmissionDesk(
+            plan,
+            AUTHORITY,
+            self.database,
+            ended,
+            now=lambda: self.now + self.clock_error,
+            monotonic=lambda: self.now,
+            random_name=lambda: next(names),
+        )
 
     def claim(self, number: int, kind: str = JOIN, at: float | None = None, run: RunId = RUN, **facts: Any) -> bytes:
         """A claim of a node, a little later than its last one."""

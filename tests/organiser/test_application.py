@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from neuroshard.identity.admissions import JOIN, LEAVE, MAX_JOIN_BYTES, REFRESH
+from neuroshard.identity.admissions import ADMISSION_SECONDS, JOIN, LEAVE, MAX_JOIN_BYTES, REFRESH
 from neuroshard.organiser.application import OrganiserContext, create_organiser_app
 from neuroshard.organiser.desk import RunPlan
 from neuroshard.runs.offer import checked_offer
@@ -22,7 +22,9 @@ class Site:
 
     def __init__(self) -> None:
         self.desk = Desk()
-        context = OrganiserContext(RunPlan(OFFER, self.desk.places), self.desk.desk, lambda: self.desk.now)
+        context = OrganiserContext(
+            RunPlan(OFFER, self.desk.places), self.desk.desk, lambda: self.desk.now, lambda: self.desk.now
+        )
         self.app = create_organiser_app(context)
 
     def client(self, host: str = "192.0.2.1") -> TestClient:
@@ -48,7 +50,10 @@ def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 def test_a_node_joins_waits_is_admitted_refreshes_and_leaves(site: Site) -> None:
     client, desk = site.client(), site.desk
+    left_at = desk.now + ADMISSION_SECONDS
     for number in range(3):
+        if number:
+            desk.now = left_at - 10  # the first one's admission ends soon
         answer = client.put("/api/join", content=desk.claim(number))
         assert (answer.status_code, answer.json()["status"]) == (200, "admitted")
         assert answer.headers["cache-control"] == "no-store"
@@ -58,6 +63,8 @@ def test_a_node_joins_waits_is_admitted_refreshes_and_leaves(site: Site) -> None
     assert (facts["status"], facts["position"], facts["next_poll_seconds"]) == ("queued", 1, 10)
     assert client.post("/api/leave", content=desk.claim(0, LEAVE)).status_code == 204
     question = {"request_id": facts["request_id"], "session_token": facts["session_token"], "download_finished": True}
+    assert client.put("/api/authorization_status", json=question).status_code == 202
+    desk.now = left_at + 1
     polled = client.put("/api/authorization_status", json=question)
     assert (polled.status_code, polled.json()["stage"]) == (200, "head-0")
     assert client.put("/api/authorization_status", json=question).json() == polled.json()
@@ -95,6 +102,27 @@ def test_a_network_may_join_ten_times_a_minute(site: Site) -> None:
     assert site.client("2001:db8::1").put("/api/join", content=desk.claim(12)).status_code == 202
     desk.now += 60
     assert site.client("192.0.2.99").put("/api/join", content=desk.claim(13)).status_code == 202
+
+
+@pytest.mark.parametrize(("form", "most"), [("2001:db8:7:{:x}::1", 40), ("198.51.{}.1", 40)])
+def test_many_networks_of_one_line_share_a_limit(site: Site, form: str, most: int) -> None:
+    desk = site.desk
+    statuses = [
+        site.client(form.format(number)).put("/api/join", content=desk.claim(number % 50)).status_code
+        for number in range(most + 2)
+    ]
+    assert [status == 429 for status in statuses] == [False] * most + [True] * 2
+    assert site.client("2001:db8:8::1").put("/api/join", content=desk.claim(60)).status_code == 202
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"])
+def test_a_proxy_that_hides_its_clients_is_not_this_computer(site: Site, header: str) -> None:
+    def join(number: int, **headers: str) -> int:
+        claim = site.desk.claim(number)
+        return site.client("127.0.0.1").put("/api/join", content=claim, headers=headers).status_code
+
+    assert 429 not in [join(number) for number in range(12)]
+    assert [join(number, **{header: "127.0.0.1"}) == 429 for number in range(11)] == [False] * 10 + [True]
 
 
 def test_a_database_that_fails_is_503_and_the_next_request_works(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

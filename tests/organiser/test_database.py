@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,36 @@ def test_the_allow_list_of_another_process_counts_at_once(tmp_path: Path) -> Non
     assert first.allowed() == {"ab" * 16}
     first.close()
     second.close()
+
+
+def test_a_commit_that_fails_leaves_a_database_that_works(tmp_path: Path) -> None:
+    database, _ = open_database(tmp_path)
+    connection = sqlite3.connect(tmp_path / DATABASE)
+    connection.executescript("PRAGMA foreign_keys = ON; CREATE TABLE parents (id INTEGER PRIMARY KEY);")
+    connection.close()
+    inside: Any = database  # a check that SQLite makes at the commit
+    inside._connection.executescript(
+        "PRAGMA foreign_keys = ON; CREATE TABLE children (id INTEGER REFERENCES parents DEFERRABLE INITIALLY DEFERRED);"
+    )
+    with pytest.raises(sqlite3.IntegrityError), database.writing():
+        inside._connection.execute("INSERT INTO children VALUES (1)")
+    with database.writing():
+        database.next_serial()
+    changes = database.writing()
+    changes.__enter__()
+    inside._connection.execute("ROLLBACK")  # as SQLite itself does if the disk is full
+    assert not changes.__exit__(ValueError, ValueError("of the caller"), None)  # raises no other error
+    assert database.next_serial() == 2
+    database.close()
+
+
+def test_a_list_of_an_older_version_stays_a_list(tmp_path: Path) -> None:
+    database, _ = open_database(tmp_path)
+    inside: Any = database
+    inside._connection.execute("INSERT INTO allowed VALUES (?)", ("ab" * 16,))
+    database.disallow(WalletId("ab" * 16))
+    assert database.allowed() == frozenset()
+    database.close()
 
 
 def test_serials_rise_over_restarts(tmp_path: Path) -> None:

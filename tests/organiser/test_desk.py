@@ -24,10 +24,12 @@ from neuroshard.identity.admissions import (
 )
 from neuroshard.identity.claims import NodeIdentity
 from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invite
+from neuroshard.membership.run_members import Papers
 from neuroshard.organiser.desk import Admitted, Queued
 from neuroshard.organiser.refusals import OrganiserError
+from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.types import LayerRange, RunId
-from tests.organiser.desks import AUTHORITY, NAMES, OWNER, RUN, START, Desk, admission_in, node, stages
+from tests.organiser.desks import AUTHORITY, NAMES, OFFER, OWNER, RUN, START, Desk, admission_in, node, stages
 from tests.worlds.claims import identity_of
 
 
@@ -66,19 +68,131 @@ def test_a_repeated_join_changes_nothing() -> None:
 
 def test_the_queue_is_served_in_the_order_of_arrival() -> None:
     desk = Desk()
-    for number in range(3):
-        desk.join(number)
+    desk.join(0)
+    desk.now += ADMISSION_SECONDS - 10
+    desk.join(1)
+    desk.join(2)
     waiting = [desk.join(number) for number in range(3, 6)]
     assert [each.position for each in waiting if isinstance(each, Queued)] == [1, 2, 3]
-    desk.leave(1)
+    desk.now += 11
     newcomer = desk.join(9)
     assert isinstance(newcomer, Queued)  # the free place is that of the first in the queue
     assert [isinstance(desk.poll(each), Admitted) for each in reversed(waiting)] == [False, False, True]
-    assert admission_in(desk.poll(waiting[0])).stage == "body-0"
+    assert admission_in(desk.poll(waiting[0])).stage == "head-0"
     second, last = desk.poll(waiting[1]), desk.poll(newcomer)
     assert isinstance(second, Queued)
     assert isinstance(last, Queued)
     assert (second.position, last.position) == (1, 3)
+
+
+def test_a_place_that_was_left_stays_taken_until_its_admission_ends() -> None:
+    """Otherwise nodes that join and leave get more valid admissions than the run has places."""
+    desk = Desk(places=stages()[:1])
+    first = admission_in(desk.join(0))
+    desk.now = first.expires_at - 20
+    waiting = desk.join(1)
+    desk.leave(0)
+    refused("no_place", desk.refresh, 0)
+    assert isinstance(desk.poll(waiting), Queued)
+    desk.now = first.expires_at
+    assert isinstance(desk.poll(waiting), Queued)
+    desk.now += 1
+    assert admission_in(desk.poll(waiting)).node == node(1)
+
+
+def test_a_node_that_left_comes_back_to_its_place() -> None:
+    desk = Desk(places=stages()[:1])
+    first = admission_in(desk.join(0))
+    desk.leave(0)
+    assert admission_in(desk.join(0)) == first
+    assert admission_in(desk.refresh(0)) == first
+    waiting = desk.join(1)
+    desk.leave(1)
+    refused("unknown_request", desk.poll, waiting)
+
+
+def test_a_place_that_was_left_is_not_kept_for_a_return_after_a_start(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, stages()[:1])
+    desk.join(0)
+    desk.leave(0)
+    desk.now += ADMISSION_SECONDS + 1
+    desk.again()
+    assert admission_in(desk.join(1)).node == node(1)
+
+
+@pytest.mark.parametrize("reason", ["revoked", "not_in_allowlist"])
+@pytest.mark.parametrize("has_place", [False, True])
+def test_a_waiting_node_that_may_not_join_any_more_gets_no_place(reason: str, has_place: bool) -> None:
+    desk = Desk(places=stages()[:1])
+    desk.join(0)
+    desk.now += ADMISSION_SECONDS - 10
+    waiting = [desk.join(number) for number in (1, 2)]
+    desk.now += 11
+    if has_place:
+        desk.poll(waiting[0])
+    if reason == "revoked":
+        statement = AdmissionRevocation(RUN, node(1), None, "proof", int(START))
+        desk.database.keep_revocation(node(1), sign_admission_revocation(AUTHORITY, statement))
+    else:
+        desk.database.allow(identity_of(2).wallet_id)
+    refused(reason, desk.poll, waiting[0])
+    if not has_place:
+        assert isinstance(desk.poll(waiting[1]), Queued)
+        desk.now += 10
+        refused(reason, desk.poll, waiting[0])  # a node that asks in vain is as silent as one that does not ask
+        assert isinstance(desk.poll(waiting[1]), Queued)
+        desk.now += 10
+        assert admission_in(desk.poll(waiting[1])).node == node(2)
+
+
+def test_a_wallet_with_a_pass_keeps_its_turn_when_a_list_is_made() -> None:
+    desk = Desk(places=stages()[:1])
+    desk.join(0)
+    invitation = invite(OWNER, RUN, InvitationTerms(START + 60, 1, "Ada"), InvitedPlaces("run"), seed=bytes(32))
+    waiting = desk.join(1, invitation=invitation.pass_for(key_of(1), START))
+    desk.database.allow(identity_of(7).wallet_id)
+    assert isinstance(desk.poll(waiting), Queued)
+
+
+def test_the_queue_has_a_limit_with_a_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.organiser.desk.MOST_WAITING", 2)
+    desk = Desk(places=stages()[:1])
+    waiting = [desk.join(number) for number in range(3)][1:]
+    full = refused("queue_full", desk.join, 3)
+    assert (full.status, full.retry_after_seconds) == (503, 60)
+    assert full.message == "The queue is full: 2 nodes wait for a place in the run."
+    assert desk.join(2) == waiting[1]  # a node that waits asks again
+    desk.leave(1)
+    assert isinstance(desk.join(3), Queued)
+
+
+def test_a_poll_reads_the_queue_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(places=stages()[:1])
+    desk.join(0)
+    waiting = desk.join(1)
+    reads, read = list[int](), desk.database.queue
+
+    def counted() -> Any:
+        reads.append(1)
+        return read()
+
+    monkeypatch.setattr(desk.database, "queue", counted)
+    desk.poll(waiting)
+    assert len(reads) == 1
+    desk.desk.waiting()
+    assert len(reads) == 1
+
+
+def test_a_wall_clock_that_jumps_frees_no_place_early_and_drops_nobody_in_the_queue(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, stages()[:1])
+    desk.join(0)
+    desk.now += 1
+    desk.again()
+    waiting = desk.join(1)
+    desk.clock_error = ADMISSION_SECONDS + 60.0  # the network gives the time after the start
+    assert isinstance(desk.poll(waiting), Queued)
+    desk.clock_error = 0.0
+    assert desk.poll(waiting) == waiting
 
 
 def test_a_small_node_that_fits_no_free_place_holds_up_nobody() -> None:
@@ -212,9 +326,57 @@ def test_the_allow_list_admits_its_wallets_and_invited_ones() -> None:
     refused("invitation_used_up", lambda: desk.join(3, invitation=other))
     refused("not_in_allowlist", lambda: desk.join(3, invitation=shown))
     refused("not_in_allowlist", lambda: desk.join(3, invitation=b"no pass"))
-    desk.database.disallow(identity_of(1).wallet_id)
     desk.now += 400
     refused("not_in_allowlist", lambda: desk.join(3, invitation=other))
+
+
+def test_a_list_whose_last_wallet_is_denied_admits_nobody() -> None:
+    desk = Desk()
+    desk.database.disallow(identity_of(1).wallet_id)  # there is no list
+    desk.join(2)
+    desk.database.allow(identity_of(1).wallet_id)
+    desk.database.disallow(identity_of(1).wallet_id)
+    assert desk.database.allowed() == frozenset()
+    refused("not_in_allowlist", desk.join, 1)
+    refused("not_in_allowlist", desk.join, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_owner_ends_the_places_of_an_invitation(tmp_path: Path, restarts: bool) -> None:
+    """Neither a claim without the pass helps, nor another wallet that shows one; a new invitation does."""
+    desk, stored = Desk(tmp_path), StoredPasses(tmp_path, OFFER)
+    places = InvitedPlaces("run")
+    invitation = stored.issue(OWNER, InvitationTerms(START + 9000, 2, "Ada"), places)
+    desk.join(1, invitation=invitation.pass_for(key_of(1), START))
+    desk.now += 1800
+    desk.refresh(1)
+    stored.revoke(OWNER, "Ada")
+    if restarts:
+        desk.again()
+    refused("revoked", desk.refresh, 1)
+    refused("revoked", desk.join, 1)
+    refused("revoked", lambda: desk.join(1, invitation=invitation.pass_for(key_of(1), START)))
+    refused("revoked", lambda: desk.join(2, invitation=invitation.pass_for(key_of(2), START)))
+    again = stored.issue(OWNER, InvitationTerms(START + 9000, 1, "Bo"), places)
+    assert admission_in(desk.join(1, invitation=again.pass_for(key_of(1), START))).stage == "head-0"
+    (tmp_path / "runs" / "joined" / f"{RUN}.invitations").write_text("damaged")
+    refused("revoked", lambda: desk.join(2, invitation=invitation.pass_for(key_of(2), START)))
+
+
+def test_the_owner_ends_the_place_of_a_wallet(tmp_path: Path) -> None:
+    desk, stored = Desk(tmp_path), StoredPasses(tmp_path, OFFER)
+    invitation = stored.issue(OWNER, InvitationTerms(START + 9000, 2, "Ada"), InvitedPlaces("run"))
+    shown = invitation.pass_for(key_of(1), START - 10**8)  # the stored passes are checked with the real clock
+    stored.keep_papers(Papers(passes=(shown,)))
+    desk.join(1)  # the list is empty, so it needs no pass
+    stored.remove(OWNER, identity_of(1).wallet_id)
+    refused("revoked", desk.refresh, 1)
+    refused("revoked", desk.join, 1)
+    desk.join(2)
+
+
+def key_of(number: int) -> bytes:
+    return identity_of(number).delegation.grant.wallet_public_key
 
 
 def test_a_revoked_node_gets_no_place_and_its_revocation_is_told() -> None:
@@ -227,19 +389,6 @@ def test_a_revoked_node_gets_no_place_and_its_revocation_is_told() -> None:
     told = desk.join(2)
     assert isinstance(told, Admitted)
     assert len(told.revocations) == 1
-
-
-def test_an_evicted_node_goes_to_the_end_of_the_queue() -> None:
-    desk = Desk()
-    for number in range(3):
-        desk.join(number)
-    waiting = desk.join(3)
-    desk.desk.evict(node(1), 4000)
-    assert admission_in(desk.poll(waiting)).stage == "body-0"
-    refused("no_place", desk.refresh, 1)
-    again = desk.join(1)
-    assert isinstance(again, Queued)
-    assert again.position == 1
 
 
 def test_a_full_disk_stops_joins_and_not_the_members(tmp_path: Path) -> None:
@@ -258,6 +407,23 @@ def test_a_full_disk_stops_joins_and_not_the_members(tmp_path: Path) -> None:
     blocker.execute("ROLLBACK")
     blocker.close()
     assert admission_in(desk.join(2)).stage == "body-0"
+    assert desk.desk.trouble == ""
+
+
+def test_a_page_that_cannot_be_read_stops_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.join(1)
+    desk.now += 1800
+
+    def damaged() -> int:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.database, "next_serial", damaged)
+        assert admission_in(desk.refresh(1)).expires_at == desk.now + ADMISSION_SECONDS
+    assert "malformed" in desk.desk.trouble
+    desk.refresh(1)
+    assert desk.desk.trouble == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["join", "leave", "wait", "kill"])), max_size=30))

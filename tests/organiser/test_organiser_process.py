@@ -115,11 +115,37 @@ def test_the_owner_changes_the_list_and_ends_places_next_to_the_running_organise
         stranger = neuroshard("organise", "allow", two.wallet_id, *where, "--token", bytes([7] * 32).hex())
         assert (stranger.code, "Use the owner's token" in stranger.err) == (2, True)
         denied = neuroshard("organise", "deny", one.wallet_id, *where, "--token", bytes(32).hex())
-        assert denied.out == "The list is empty: any wallet may join.\n"
+        assert denied.out == "The list is empty: only invited wallets may join.\n"
+        assert join(2) == "not_in_allowlist"
+        assert neuroshard("organise", "allow", two.wallet_id, *where, "--token", bytes(32).hex()).code == 0
         assert join(2) == ""
         assert neuroshard("organise", "revoke", two.node_id, *where).code == 0
-        assert [join(1), join(2)] == ["", "revoked"]
+        assert [join(1), join(2)] == ["not_in_allowlist", "revoked"]
         assert neuroshard("organise", "revoke", "nobody", *where).code == 2
+
+
+def test_an_invited_wallet_joins_a_run_whose_list_is_empty(neuroshard: Command) -> None:
+    import time
+
+    from neuroshard.identity.invitations import LINK, read_invitation
+
+    folder, desk, me = neuroshard.home, Desk(), identity_of(1)
+    folder.mkdir(exist_ok=True)
+    offer = run_in(folder)
+    token = ("--data-dir", folder, "--token", bytes(32).hex())
+    where = ("--run", folder / "run.json", *token)
+    for change in ("allow", "deny"):
+        assert neuroshard("organise", change, me.wallet_id, *where).code == 0
+    peer = f"/ip4/127.0.0.1/tcp/4001/p2p/{identity_of(3).node_id}"
+    made = neuroshard("run", "invite", *where, "--genesis", "https://data.example/x", "--peer", peer)
+    assert made.code == 0, made.err
+    link = next(word for word in made.out.split() if word.startswith(LINK))
+    desk.now = time.time()
+    shown = read_invitation(link).pass_for(me.delegation.grant.wallet_public_key, desk.now)
+    with organiser(folder) as process:
+        joins = [desk.claim(1, run=offer.run_id, **facts) for facts in ({}, {"invitation": shown})]
+        answers = [httpx.put(f"{process.url}/api/join", content=claim) for claim in joins]
+    assert [answer.json().get("code", answer.status_code) for answer in answers] == ["not_in_allowlist", 200]
 
 
 def test_what_keeps_it_from_starting_is_told(neuroshard: Command) -> None:

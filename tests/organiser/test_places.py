@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.organiser.places import (
     Joiner,
     StagePlaces,
-    WitnessedWork,
     assigned,
     estimated_wait,
-    eviction_reason,
     stage_name,
 )
 from neuroshard.types import LayerRange, NodeId
@@ -73,21 +70,3 @@ def test_the_wait_is_known_from_the_second_place_on() -> None:
     assert estimated_wait(1, [100.0], 100.0) is None
     assert estimated_wait(3, [0.0, 60.0, 160.0, 260.0], 300.0) == 300.0
     assert estimated_wait(1, [0.0, 60.0], 86_400.0 + 30) is None  # the first one is more than a day ago
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        (WitnessedWork(), ""),
-        (WitnessedWork((False, False, True, True, True)), ""),
-        (WitnessedWork((False, True, False, True, False)), "missed 3 of its last 5 rounds"),
-        (WitnessedWork((False, False, False, True, True, True, True, True)), ""),
-        (WitnessedWork(silent_seconds=600.0), ""),
-        (WitnessedWork(silent_seconds=601.0), "no report for 10 minutes"),
-        (WitnessedWork(microbatches=(False,) * 10 + (True,) * 10), ""),
-        (WitnessedWork(microbatches=(False,) * 11 + (True,) * 9), "failed 11 of its last 20"),
-    ],
-)
-def test_a_node_loses_its_place_by_the_published_rule(record: WitnessedWork, reason: str) -> None:
-    found = eviction_reason(record)
-    assert (found == "") if not reason else (reason in found)

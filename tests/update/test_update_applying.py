@@ -226,8 +226,8 @@ def test_a_real_node_goes_on_from_its_checkpoint_as_the_new_version(
 
             status = connect(computer.data, None).get("/api/status")
             assert status["version"] == "0.2.0"
-            logs = (computer.data / "logs/node.log").read_text(encoding="utf-8")
-            assert "Resuming at step" in logs.split("NeuroShard 0.2.0")[1]
+            logs = computer.data / "logs/node.log"  # the API answers before the new version has read the checkpoint
+            until(lambda: "Resuming at step" in logs.read_text(encoding="utf-8").split("NeuroShard 0.2.0")[1], 90)
         finally:
             computer.end_node()
             node.kill()

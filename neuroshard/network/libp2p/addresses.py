@@ -51,16 +51,6 @@ def parse_address(text: str) -> PeerAddress:
     return PeerAddress(nodes[-1], parts[2], int(parts[4]), nodes[0] if len(nodes) > 1 else None, text)
 
 
-def is_loopback_host(host: str) -> bool:
-    """Whether an address is reachable from this computer only."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class Scope(IntEnum):
     """The area in which an address means the same place."""
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from neuroshard.network.libp2p.addresses import is_loopback_host
 from neuroshard.network.libp2p.gossip_router import GOSSIP_BYTES
 from neuroshard.network.libp2p.peer_limits import ConnectionLimits, ReceiveLimits
 from neuroshard.network.limits import ByteBudget, UploadPacer
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.reputation import Reputation
 from neuroshard.network.transport import DirectoryRecord
+from neuroshard.types import is_loopback
 
 DIRECTORY_BYTES = 128 * 1024 * 1024
 
@@ -36,7 +36,7 @@ class NetworkOptions:
     @property
     def is_local(self) -> bool:
         """Whether only this computer can reach the node."""
-        return is_loopback_host(self.host)
+        return is_loopback(self.host)
 
     @property
     def has_neighbours(self) -> bool:

@@ -24,7 +24,7 @@ from multiaddr import Multiaddr
 
 from neuroshard.network.crowds import network_of
 from neuroshard.network.libp2p.address_book import PeerAddressBook
-from neuroshard.network.libp2p.addresses import PeerAddress, is_loopback_host, parse_address
+from neuroshard.network.libp2p.addresses import PeerAddress, parse_address
 from neuroshard.network.libp2p.connections import Connections
 from neuroshard.network.libp2p.host import NodeSwarm, stream_of
 from neuroshard.network.libp2p.muxer import BoundedMuxer
@@ -46,7 +46,7 @@ from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.limits import UploadPacer
 from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
-from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId, is_loopback
 
 WANTED_RELAYS = 2
 LOOK_SECONDS = 2.0
@@ -310,7 +310,7 @@ class RelayServer:
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
         household = self._household(client)
         is_crowded = self._circuits_of_address[household] >= self._limits.circuits_of_address
-        is_crowded = is_crowded and not is_loopback_host(self._connections.direct_ip(client) or "")
+        is_crowded = is_crowded and not is_loopback(self._connections.direct_ip(client) or "")
         if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
             await _send_status(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
