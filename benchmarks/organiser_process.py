@@ -42,13 +42,21 @@ class OrganiserProcess:
 
 
 @contextmanager
-def running_organiser(data_dir: Path, run: Path, arguments: Sequence[str] = ()) -> Iterator[OrganiserProcess]:
+def running_organiser(
+    data_dir: Path, run: Path, arguments: Sequence[str] = (), *, is_monitored: bool = False
+) -> Iterator[OrganiserProcess]:
     """An organiser that answers; it is gone when the block ends. Without --listen it takes a free port."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
+    environment["NEUROSHARD_P2P_HOST"] = "127.0.0.1"
+    monitor = [] if is_monitored else ["--no-monitor"]
     command = [sys.executable, "-c", _PROGRAM, "organise", "--run", str(run), "--data-dir", str(data_dir)]
     listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [*command, *listen, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *listen, *monitor, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     organiser = OrganiserProcess(process)
     try:

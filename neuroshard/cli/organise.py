@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import DataDir, LogJson, TokenFile, Verbose, given
+from neuroshard.cli.options import DataDir, LogJson, P2pPort, Peers, TokenFile, Verbose, given
 
 if TYPE_CHECKING:
     from neuroshard.runs.offer import RunOffer
@@ -22,6 +23,25 @@ TokenText = Annotated[
     str | None, typer.Option("--token", metavar="TOKEN", help="Token of the owner's wallet; NEUROSHARD_TOKEN is safer.")
 ]
 WalletArgument = Annotated[str, typer.Argument(metavar="WALLET", help="All 32 digits of the wallet's id.")]
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="Address that the organiser serves. (default: 127.0.0.1:8800)"),
+]
+PublicUrl = Annotated[
+    str | None,
+    typer.Option("--public-url", metavar="URL", help="https address of the proxy in front; the organiser prints it."),
+]
+CapacityFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--capacity",
+        metavar="FILE",
+        help="TOML file with the nodes wanted per stage. (default: 4, and 1,000 trainers)",
+    ),
+]
+NoMonitor = Annotated[
+    bool, typer.Option("--no-monitor", help="Do not observe the run: the page shows places and queue only.")
+]
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -30,20 +50,12 @@ app = typer.Typer(invoke_without_command=True)
 def organise(
     context: typer.Context,
     run: RunOption = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Address that the organiser serves. (default: 127.0.0.1:8800)"),
-    ] = None,
-    public_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="https address of the proxy in front of it; the organiser prints it."),
-    ] = None,
-    capacity: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="TOML file with the nodes wanted per stage. (default: 4, and 1,000 trainers)"
-        ),
-    ] = None,
+    listen: ListenOption = None,
+    public_url: PublicUrl = None,
+    capacity: CapacityFile = None,
+    peer: Peers = None,
+    p2p_port: P2pPort = None,
+    no_monitor: NoMonitor = False,
     data_dir: DataDir = None,
     log_json: LogJson = False,
     verbose: Verbose = False,
@@ -51,6 +63,9 @@ def organise(
     """Admit nodes to a run with `admission = "admitted"`. It needs no token, no GPU and little memory.
 
     It counts the nodes of each stage and names a stage in every admission, with which a node begins.
+
+    Its page shows the run: rounds and work that certificates prove, and losses that nodes report. A second process
+    reads them as a member without parameters; it needs 300 MB of memory, and the address of a node (--peer).
 
     Its database and its key are in the folder `organiser` of the data folder. For nodes on other computers, put a proxy
     with https in front of it.
@@ -78,6 +93,7 @@ def organise(
         Capacity() if capacity is None else read_capacity(capacity),
         verbose,
         log_json,
+        None if no_monitor else partial(_observer_command, peer or (), p2p_port or 0),
     )
     offer = _offer(run, folder)
 
@@ -85,6 +101,16 @@ def organise(
         typer.echo(f"Organiser of run {offer.run_id}: {url}")
 
     raise typer.Exit(run_organiser(offer, options, announce))
+
+
+def _observer_command(peers: Sequence[str], p2p_port: int, place: Path) -> list[str]:
+    """Command line of the process that observes the run in a folder for its organiser."""
+    from neuroshard.config.folders import this_program
+    from neuroshard.organiser.service import RUN_FILE
+
+    given_peers = [part for address in peers for part in ("--peer", address)]
+    options = ("--run", str(place / RUN_FILE), "--data-dir", str(place), "--p2p-port", str(p2p_port))
+    return [*this_program(), "organise", "observe", *options, *given_peers]
 
 
 @app.command("allow")
@@ -130,6 +156,20 @@ def end_place(
     folder = resolve_data_dir(data_dir)
     end_places(_offer(run, folder), folder, named, reason, time.time())
     typer.echo(f"{named} gets no admission any more. Members learn it when they refresh theirs.")
+
+
+@app.command("observe", hidden=True)
+def observe(
+    run: Annotated[Path, typer.Option(metavar="FILE", help="The signed run.")],
+    data_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of the observer's node.")],
+    peer: Peers = None,
+    p2p_port: P2pPort = None,
+) -> None:
+    """Observe a run for an organiser, which starts this process: lines of JSON, until standard input ends."""
+    from neuroshard.node.run_observer import observe_run
+    from neuroshard.runs.stored_runs import read_offer_file
+
+    raise typer.Exit(observe_run(read_offer_file(run), data_dir, peer or (), p2p_port or 0, os.environ))
 
 
 def _change(wallet: str, run: str | None, flags: Mapping[str, object], *, is_allowed: bool) -> None:

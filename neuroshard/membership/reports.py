@@ -58,6 +58,8 @@ class TrainingReport(Struct, frozen=True, array_like=True, forbid_unknown_fields
     windows: Annotated[tuple[StageRange, ...], Meta(max_length=MAX_WINDOWS)] = ()
     ready_percent: Annotated[int, Meta(ge=0, le=100)] = 0  # of the data to fetch before it can work on its layers
     cached: Annotated[tuple[ShardRange, ...], Meta(max_length=MAX_RANGES)] = ()  # shards that it can send to others
+    held_out_loss: Annotated[float, Meta(ge=0, le=MAX_LOSS)] | None = None  # last evaluation on the pinned sequences
+    held_out_step: _Count = 0  # inner step of that evaluation
 
     def __post_init__(self) -> None:
         if len(set(self.roles)) != len(self.roles):

@@ -70,13 +70,13 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
     if status.model is None:
         raise ValueError("a node without a run has nothing to report")
     training, diloco, data = status.training, status.diloco, status.data
-    loss = training.loss_ema
+    held_out = training.held_out[-1] if training.held_out else None
     return TrainingReport(
         run_id=run_id,
         sequence=0,
         steps=training.steps,
         tokens=training.tokens,
-        loss_ema=loss if loss is not None and isfinite(loss) and 0 <= loss <= MAX_LOSS else None,
+        loss_ema=_reportable(training.loss_ema),
         shard=data.shard if data else None,
         shards_seen=data.shards_seen if data else 0,
         roles=status.model.roles,
@@ -92,7 +92,13 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
         inherited_steps=training.inherited_steps,
         inherited_tokens=training.inherited_tokens,
         cached=data.shared if data else (),
+        held_out_loss=None if held_out is None else _reportable(held_out.loss),
+        held_out_step=0 if held_out is None else held_out.step,
     )
+
+
+def _reportable(loss: float | None) -> float | None:
+    return loss if loss is not None and isfinite(loss) and 0 <= loss <= MAX_LOSS else None
 
 
 def own_announcement(

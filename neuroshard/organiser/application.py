@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
@@ -27,6 +27,8 @@ from neuroshard import __version__
 from neuroshard.decoders import read_json
 from neuroshard.identity.admissions import MAX_JOIN_BYTES
 from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
+from neuroshard.organiser.monitor import RunMonitor
+from neuroshard.organiser.public import PUBLIC_SECONDS, SECURITY_HEADERS, PublicFacts, public_routes
 from neuroshard.organiser.rates import JoinRate
 from neuroshard.organiser.refusals import PROBLEM_TYPE, OrganiserError, problem_document
 
@@ -34,16 +36,10 @@ _LOG = logging.getLogger(__name__)
 
 BODY_SECONDS = 10.0
 MAX_POLL_BYTES = 1024
-PUBLIC_SECONDS = 5  # for which others may keep a public answer
 RETRY_SECONDS = 30
 MEDIA: Final = "application/vnd.msgpack"
 # of proxies; Uvicorn takes the client's address from the first one, if the proxy is on this computer
 FORWARDED_HEADERS: Final = frozenset(("x-forwarded-for", "x-forwarded-proto", "x-real-ip", "forwarded", "via"))
-SECURITY_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": words, "content": {PROBLEM_TYPE: {}}}
     for status, words in {
@@ -80,6 +76,7 @@ class OrganiserContext:
     now: Callable[[], float]
     monotonic: Callable[[], float]
     warning: str = ""  # about the database at the start
+    monitor: RunMonitor | None = None
     joins: JoinRate = field(default_factory=JoinRate)
     offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # None: in a worker thread
     _writer: CapacityLimiter | None = field(default=None, init=False)
@@ -147,33 +144,8 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
 
 
 def _add_public(app: FastAPI, context: OrganiserContext) -> None:
-    @app.get("/api/run")
-    async def run() -> Response:
-        """The run, the free places of its stages, the length of the queue, and trouble with the database."""
-        free = await context.ask(context.desk.free_places)
-        waiting = await context.ask(context.desk.waiting)
-        stages = [
-            {
-                "stage": stage.name,
-                "layers": None if stage.layers is None else (stage.layers.start, stage.layers.stop),
-                "wanted": stage.wanted,
-                "free": free[stage.name],
-                "memory_mb": stage.memory_mb,
-            }
-            for stage in context.plan.stages
-        ]
-        offer = context.plan.offer
-        return _public(
-            {
-                "name": offer.parameters.name,
-                "run_id": offer.run_id,
-                "stages": stages,
-                "queue": waiting,
-                "refused": dict(context.desk.refused),
-                "trouble": " ".join(filter(None, (context.warning, context.desk.trouble))),
-                "organiser_fresh_at": context.now(),
-            }
-        )
+    facts = PublicFacts(context.plan, context.desk, context.monitor, context.now, context.warning)
+    app.include_router(public_routes(context.ask, facts))
 
     @app.get("/api/parameters")
     async def parameters() -> Response:
@@ -207,10 +179,6 @@ async def _body(request: Request, most: int) -> bytes:
 def _placed(answer: Admitted | Queued) -> Response:
     status = 200 if isinstance(answer, Admitted) else 202
     return JSONResponse(answer.model_dump(mode="json"), status, _headers("no-store"))
-
-
-def _public(facts: Mapping[str, Any]) -> Response:
-    return JSONResponse(facts, headers=_headers(f"public, max-age={PUBLIC_SECONDS}"))
 
 
 def _headers(cache: str) -> dict[str, str]:

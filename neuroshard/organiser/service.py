@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,12 @@ from neuroshard.organiser.application import OrganiserContext, create_organiser_
 from neuroshard.organiser.database import DATABASE, Database, open_database
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
 from neuroshard.organiser.ended_passes import EndedPasses
+from neuroshard.organiser.history import RunHistory
+from neuroshard.organiser.monitor import RunMonitor
+from neuroshard.organiser.observer_process import OBSERVER, ObserverProcess
 from neuroshard.organiser.places import TRAINER, StagePlaces, stage_name
 from neuroshard.runs.authority_key import ORGANISER_FOLDER, load_or_create_authority_key
+from neuroshard.runs.creation import write_offer
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stage_plan import planned_stages
 from neuroshard.runs.stored_passes import StoredPasses
@@ -48,6 +52,7 @@ TRAINERS = 1000
 MOST_WANTED = 10_000
 MAX_CAPACITY_BYTES = 64 * 1024
 MAX_REASON_CHARACTERS = 200
+RUN_FILE = "run.json"  # of the observer
 MOST_REQUESTS = 512  # at once, with the connections
 BACKLOG = 512
 
@@ -119,6 +124,7 @@ class OrganiserOptions:
     capacity: Capacity
     verbose: bool = False
     log_json: bool = False
+    observer: Callable[[Path], Sequence[str]] | None = None  # command that observes the run file; None: no monitor
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -188,12 +194,43 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
             )
         except sqlite3.Error as error:
             raise StorageError(f"The database in {folder} cannot be used: {error}.", "Check the disk.") from error
-        app = create_organiser_app(OrganiserContext(plan, desk, time.time, time.monotonic, warning))
+        monitor = stack.enter_context(_monitored(plan, folder, key, options))
+        app = create_organiser_app(OrganiserContext(plan, desk, time.time, time.monotonic, warning, monitor))
         host, port = listener.getsockname()[:2]
         announce(options.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}")
         _LOG.info("The organiser of run %s serves on %s port %d.", offer.run_id[:16], host, port)
         server_of(app).run(sockets=[listener])
     return 0
+
+
+@contextmanager
+def _monitored(plan: RunPlan, folder: Path, key: SigningKey, options: OrganiserOptions) -> Generator[RunMonitor | None]:
+    """The monitor of the run with its observer; None if it is not wanted. Raises StorageError."""
+    if options.observer is None:
+        yield None
+        return
+    place = folder / OBSERVER
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        write_offer(plan.offer, place / RUN_FILE)
+        history = RunHistory(folder / DATABASE)
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(f"The history of the run in {folder} cannot be used: {error}.", "Check the disk.") from error
+    with closing(history):
+        monitor = RunMonitor(plan, history, time.time)
+        observer = ObserverProcess(
+            options.observer(place),
+            plan.offer.run_id,
+            key,
+            monitor.note,
+            output=place / "output.log",
+            now=time.time,
+        )
+        observer.start()
+        try:
+            yield monitor
+        finally:
+            observer.stop()
 
 
 def server_of(app: FastAPI) -> Server:

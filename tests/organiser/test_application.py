@@ -162,7 +162,9 @@ def test_every_route_is_documented(site: Site) -> None:
         ("/api/refresh", "post"),
         ("/api/leave", "post"),
         ("/api/run", "get"),
+        ("/api/leaderboard", "get"),
         ("/api/parameters", "get"),
+        ("/metrics", "get"),
         ("/health", "get"),
     }
     assert json.dumps(site.app.openapi())

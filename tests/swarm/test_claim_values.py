@@ -104,6 +104,8 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
             *([span(0, 1), span(1, 2)], [span(5, 6), span(0, 1)], [span(2 * n, 2 * n + 1) for n in range(17)]),
         ],
     ),
+    ("held_out_loss", [math.nan, math.inf, -0.1, 10_000.1, "3", True]),
+    ("held_out_step", [-1, 10**12 + 1, None]),
 ]
 
 
@@ -133,6 +135,8 @@ def test_the_longest_report_fits() -> None:
         inherited_tokens=10**16,
         windows=stages,
         cached=shards,
+        held_out_loss=9_999.9,
+        held_out_step=10**12,
         roles=tuple(Role),
     )
     assert 0.6 * MAX_REPORT_BYTES < len(signed_report(ALICE, longest, EPOCH)) < MAX_REPORT_BYTES
@@ -140,7 +144,7 @@ def test_the_longest_report_fits() -> None:
 
 
 def test_reports_with_missing_or_unknown_fields_are_refused() -> None:
-    with pytest.raises(MalformedClaimError, match="at most length 23, got 24"):
+    with pytest.raises(MalformedClaimError, match="at most length 25, got 26"):
         received(told(REPORT, extra=1), TrainingReport)
     with pytest.raises(MalformedClaimError, match="at least length 17, got 16"):
         received(told(REPORT)[:16], TrainingReport)
