@@ -196,15 +196,19 @@ def _print_made(
 
     offer = choice.offer
     seeds, warnings = offer.parameters.seeds, recipe_warnings(offer.parameters.outer)
+    admission, folder = offer.parameters.admission, ["--data-dir", data_dir] if data_dir else []
+    is_local = source is not None and not source.startswith(("https://", "http://"))
     data = ["--genesis", source] if source else []
-    here = ["neuroshard", "--run", offer.run_id, *(["--data-dir", data_dir] if data_dir else []), *data]
-    is_closed = offer.parameters.admission == "friends"
-    found = ["--invite", "LINK"] if is_closed else ["--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR"]
-    join = ["neuroshard", *found, *data]
+    here = ["neuroshard", "--run", offer.run_id, *folder, *data]
+    organise = ["neuroshard", "organise", "--run", offer.run_id, *folder] if admission == "admitted" else []
+    by_id = ["--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR"]
+    found = ["--invite", "LINK"] if admission == "friends" else by_id
+    join = ["neuroshard", *found, *(["--organiser", "URL"] if organise else []), *([] if is_local else data)]
     if as_json:
         facts: dict[str, Any] = {"run_id": offer.run_id, "version": offer.parameters.version, "file": str(file)}
         facts |= {"is_new": choice.is_new, "reason": choice.reason, "warnings": warnings}
-        typer.echo(json.dumps({**facts, "serve": shlex.join(here), "join": shlex.join(join)}))
+        commands = {"serve": here, "organise": organise, "join": join}
+        typer.echo(json.dumps(facts | {name: shlex.join(words) for name, words in commands.items() if words}))
         return
     verb = "Signed" if choice.is_new else "Known already"
     typer.echo(f"{verb}: run {offer.run_id}, version {offer.parameters.version}, of wallet {owner.wallet.wallet_id}.")
@@ -220,15 +224,17 @@ def _print_made(
         typer.echo("applies it at once, so name a step far enough ahead for all nodes to get it in time.")
     typer.echo(f"Signed file: {file}\n")
     typer.echo(f"Start it here:  {shlex.join(here)}")
+    if organise:
+        typer.echo(f"Organise it:    {shlex.join(organise)}")
     typer.echo(f"Others join:    {shlex.join(join)}")
-    if is_closed:
+    if admission == "friends":
         typer.echo("LINK is an invitation: `neuroshard run invite` makes one for each friend while your node runs.")
     elif not seeds:
         typer.echo("ADDR is the address of a node of the run: `neuroshard status` shows it while your node runs.")
-    if source and "://" not in source:
-        typer.echo(
-            f"Others also need the data: copy the folder, or run `neuroshard genesis serve {shlex.quote(source)}`."
-        )
+    if organise:
+        typer.echo("URL is the address of your organiser, as other computers see it.")
+    if is_local:
+        typer.echo("Other computers get the data from your node.")
 
 
 def _holding(offer: RunOffer) -> list[tuple[int, RunParameters]]:

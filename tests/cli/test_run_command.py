@@ -34,9 +34,9 @@ def test_a_run_is_made_shown_and_changed(
     assert made.code == 0, made.err
     run_id = read_offer_file(file).run_id
     assert f"Signed: run {run_id}, version 1, of wallet {WALLET.wallet_id}." in made.out
-    assert f"neuroshard --invite LINK --genesis {small_genesis}" in made.out
+    assert "neuroshard --invite LINK\n" in made.out
     assert "`neuroshard run invite` makes one" in made.out
-    assert f"neuroshard genesis serve {small_genesis}" in made.out
+    assert "Other computers get the data from your node." in made.out
     assert TOKEN not in made.out + file.read_text()
 
     again = owner(*create, "--json").json()
@@ -102,6 +102,23 @@ def test_a_run_is_cut_into_stages(owner: Command, small_genesis: Path, tmp_path:
     refused = owner(*create, "--num-stages", "3")
     assert refused.code == 2
     assert "num_stages = 3 cannot be used" in refused.err
+
+
+def test_an_organised_run_is_planned_without_a_key_and_names_its_three_commands(
+    owner: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    config, file = tmp_path / "run.toml", tmp_path / "run.json"
+    config.write_text(CONFIG + 'admission = "admitted"\n')
+    assert owner("run", "plan", config).code == 0
+    made = owner("run", "create", "--config", config, "--genesis", small_genesis, "--out", file)
+    assert made.code == 0, made.err
+    run_id = read_offer_file(file).run_id
+    assert [line.split(":  ")[-1].strip() for line in made.out.splitlines() if "neuroshard" in line] == [
+        f"neuroshard --run {run_id} --genesis {small_genesis}",
+        f"neuroshard organise --run {run_id}",
+        f"neuroshard --run {run_id} --peer ADDR --organiser URL",
+        "ADDR is the address of a node of the run: `neuroshard status` shows it while your node runs.",
+    ]
 
 
 def test_a_plan_shows_memory_and_bytes_per_stage_without_token_and_data(neuroshard: Command, tmp_path: Path) -> None:

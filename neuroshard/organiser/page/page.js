@@ -106,7 +106,7 @@ function ticks(low, high, least) {
 function chart(figure, series, { fromZero = false, leastStep = 0, format = short.format } = {}) {
   const known = series.map((one) => ({ ...one, points: one.points.filter(([, value]) => value !== null) }));
   const all = known.flatMap((one) => one.points);
-  if (all.length < 2) {
+  if (new Set(all.map(([at]) => at)).size < 2) {
     figure.replaceChildren(element("p", "There is no curve yet: it begins with the second measurement."));
     return;
   }
