@@ -69,7 +69,7 @@ MOST_NOT_RUN = 13  # one of them for Windows
 SECONDS_BEFORE_INTERRUPT = 2  # after the first output
 FIRST_LINES = 3
 LONGEST_SECONDS = 240.0
-FOLLOWED = ROOT / "docs" / "FIRST_PUBLIC_RUN.md"  # several people type its commands: see test_first_public_run.py
+FOLLOWED = ROOT / "docs" / "ORGANISING.md"  # several people type its commands: see test_first_public_run.py
 RUN_PAGES = [page for page in PAGES if page != FOLLOWED and any(block.reason is None for block in blocks_of(page))]
 
 
