@@ -27,11 +27,11 @@ def test_a_wrong_number_changes_nothing_and_an_empty_field_is_the_default(
     node = start_node(folder=tmp_path)
     page = open_page(f"{node.url}#settings", excused="responded with a status of 422")
     page.get_by_label("Show all settings").check()
-    for key in NUMBERS:
+    for place, key in enumerate(NUMBERS):
         title = FORMS[key].title
         page.get_by_role("button", name=f"Change {title}", exact=True).click()
         field, problem = page.get_by_role("textbox", name=title, exact=True), page.get_by_role("alert")
-        for text in WRONG:
+        for text in WRONG if place == 0 else (WRONG[place % len(WRONG)],):  # the check is the same for all of them
             field.fill(text)
             field.press("Enter")
             expect(problem, f"{key} {text[:9]}").to_contain_text(f"{key} cannot be {sent(text)}")
