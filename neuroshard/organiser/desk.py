@@ -357,7 +357,8 @@ class AdmissionDesk:
                 queue.append(waiting)
             else:
                 self._database.dequeue(waiting.node)
-                self._polled.pop(waiting.request, None)
+        times = self._polled  # nodes that have left the queue, and names that come and go, leave nothing behind
+        self._polled = {one.request: times[one.request] for one in queue if one.request in times}
         return queue
 
     def _placed(self, mine: Waiting, queue: Sequence[Waiting], now: float) -> Admitted | Queued:
@@ -367,7 +368,6 @@ class AdmissionDesk:
         index = queue.index(mine)
         if (stage := found.get(mine.node)) is not None:
             place = HeldPlace(mine.node, mine.wallet, stage, mine.request, mine.name, 0, 0, 0, b"")
-            self._polled.pop(request, None)
             return self._admitted(self._renewed(place, now, 0))
         is_waitlisted = index >= DOWNLOADING_AT_ONCE
         return Queued(

@@ -228,14 +228,9 @@ class RunHistory:
 
     @contextmanager
     def _writing(self) -> Generator[None]:
-        with self._lock:
+        with self._lock, self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+            yield
 
     def _values(self, where: str, *values: object) -> list[StoredValue]:
         rows = self._rows(_SELECT_VALUES + where, *values)
