@@ -73,6 +73,30 @@ FOLLOWED = ROOT / "docs" / "ORGANISING.md"  # several people type its commands: 
 RUN_PAGES = [page for page in PAGES if page != FOLLOWED and any(block.reason is None for block in blocks_of(page))]
 
 
+def environment_of(home: Path, token: str) -> dict[str, str]:
+    """A person's environment: nothing opens a browser, nothing leaves this computer, and every node has a free port."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEUROSHARD_", "XDG_"))}
+    return kept | {
+        "HOME": str(home),
+        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NEUROSHARD_TOKEN": token,
+        "NEUROSHARD_PORT": "0",
+        "NEUROSHARD_P2P_HOST": "127.0.0.1",
+        "NEUROSHARD_BROWSER": "false",
+        "NEUROSHARD_CPU_THREADS": "1",
+        "COLUMNS": "200",
+    }
+
+
+def install_program(home: Path) -> None:
+    """Put the command `neuroshard` into a person's path."""
+    program = home / "bin" / "neuroshard"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuroshard "$@"\n')
+    program.chmod(0o755)
+
+
 @dataclass
 class Reader:
     """A user with a home folder, a wallet, texts and a running node in the default data folder."""
@@ -92,21 +116,9 @@ class Reader:
             self.node = self.start()
 
     def environment(self) -> dict[str, str]:
-        """Nothing opens a browser, nothing leaves this computer, and every node takes a free port."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEUROSHARD_", "XDG_"))}
-        return kept | {
-            "HOME": str(self.home),
-            "PATH": f"{self.home / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "NEUROSHARD_TOKEN": TOKEN,
-            "NEUROSHARD_GENESIS": str(self.home / "genesis"),
-            "NEUROSHARD_PORT": "0",
-            "NEUROSHARD_P2P_HOST": "127.0.0.1",
-            "NEUROSHARD_NETWORK": "false",
-            "NEUROSHARD_BROWSER": "false",
-            "NEUROSHARD_CPU_THREADS": "1",
-            "COLUMNS": "200",
-        }
+        """That of a person with the data of this page and no network."""
+        own = {"NEUROSHARD_GENESIS": str(self.home / "genesis"), "NEUROSHARD_NETWORK": "false"}
+        return environment_of(self.home, TOKEN) | own
 
     def script(self, block: Block) -> str:
         """What the shell is given; the port of the documents is that of the node, and their evening is today's."""
@@ -169,10 +181,7 @@ def reader(
     home = tmp_path_factory.mktemp("reader")
     place = home / "reading"
     place.mkdir()
-    (home / "bin").mkdir()
-    program = home / "bin" / "neuroshard"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuroshard "$@"\n')
-    program.chmod(0o755)
+    install_program(home)
     shutil.copytree(small_text, place / "my-texts")
     shutil.copytree(small_genesis, place / "data")
     shutil.copytree(small_genesis, home / "genesis")  # the node's, since the pages build ./data anew

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ import httpx
 import pytest
 
 from benchmarks.node_process import free_port
-from tests.docs.test_documented_commands import FOLLOWED, ROOT, blocks_of
+from tests.docs.test_documented_commands import FOLLOWED, blocks_of, environment_of, install_program
 from tests.worlds.processes import until
 
 pytestmark = [
@@ -42,19 +41,8 @@ class Person:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing opens a browser, nothing leaves this computer, and every node takes a free port."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEUROSHARD_", "XDG_"))}
-        return kept | {
-            "HOME": str(self.home),
-            "PATH": f"{self.home / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "NEUROSHARD_TOKEN": self.token,
-            "NEUROSHARD_PORT": "0",
-            "NEUROSHARD_P2P_HOST": "127.0.0.1",
-            "NEUROSHARD_BROWSER": "false",
-            "NEUROSHARD_CPU_THREADS": "1",
-            "COLUMNS": "200",
-        }
+        """That of the commands which this person types."""
+        return environment_of(self.home, self.token)
 
     def types(self, text: str) -> str:
         """Type commands and wait for their end; what they print."""
@@ -97,10 +85,7 @@ class Person:
 
 def person(home: Path, token: str) -> Person:
     """A person whose computer has only the program."""
-    program = home / "bin" / "neuroshard"
-    program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuroshard "$@"\n')
-    program.chmod(0o755)
+    install_program(home)
     return Person(home, token)
 
 
