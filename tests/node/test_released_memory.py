@@ -40,6 +40,27 @@ release_code()
 print(held - files())
 assert torch.equal(torch.nn.functional.softmax(values @ values, dim=1), before)
 """
+STEPS = """
+import ctypes, sys
+from neuroshard.node.process import use_one_heap
+from neuroshard.state.system_resources import trim_heap
+if sys.argv[1] == "kept":
+    use_one_heap()
+library = ctypes.CDLL(None)
+library.malloc.restype = library.memset.restype = ctypes.c_void_p
+library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def resident():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) // 1000
+before = resident()
+blocks = [library.memset(library.malloc(20_000_000), 1, 20_000_000) for _ in range(8)]
+for block in blocks:
+    library.free(block)
+after = resident()
+trim_heap()
+print(after - before, resident() - before)
+"""
 
 
 def output(program: str, *arguments: str) -> str:
@@ -72,3 +93,10 @@ def test_only_code_of_files_is_released() -> None:
         "7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0 [vdso]",
     ]
     assert executable_mappings(lines) == [(0x7F0001000000, 0x7F0009000000)]
+
+
+@pytest.mark.parametrize(("heap", "is_kept"), [("kept", True), ("default", False)])
+def test_memory_of_a_step_stays_until_a_pause(heap: str, is_kept: bool) -> None:
+    between_steps, in_a_pause = map(int, output(STEPS, heap).split())
+    assert (between_steps > 150) is is_kept  # MB, of 160
+    assert in_a_pause < 10
