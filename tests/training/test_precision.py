@@ -135,11 +135,22 @@ def test_a_result_from_a_busy_computer_counts_for_one_start(tmp_path: Path, monk
     passes = timed_passes(monkeypatch, lambda precision, count: IN_TRUTH[precision] * (2.0 if count % 8 < 5 else 1.0))
     busy = probe_precision(untrained(), CPU, clock=lambda: 0.0)
     assert not busy.is_steady
+    assert busy.gain == 1.3
     assert len(passes) == 2 + 2 * 5 * MOST_ROUNDS
     results = iter((busy, PrecisionProbe(1.3, 1.0, 1.1), PrecisionProbe(1.0, 1.0)))
     monkeypatch.setattr(precision_probe, "probe_precision", lambda *_, **__: next(results))
     probes = RememberedProbes(tmp_path, "a processor", 2)
     assert [probes.probe(untrained(), CPU, 2).gain for _ in range(3)] == [busy.gain, 1.3, 1.3]
+
+
+def test_programs_that_slow_one_precision_only_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take nearly all of the time of most passes in fp32."""
+    timed_passes(
+        monkeypatch,
+        lambda precision, count: 9.0 if precision is Precision.FP32 and count % 10 else 1.0,
+    )
+    probe = probe_precision(untrained(), CPU, clock=lambda: 0.0)
+    assert (probe.gain, probe.chosen, probe.is_steady) == (1.0, Precision.FP32, False)
 
 
 def test_a_start_measures_without_a_file_that_can_be_used(
