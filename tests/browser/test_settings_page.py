@@ -27,7 +27,7 @@ def test_a_wrong_number_changes_nothing_and_an_empty_field_is_the_default(
     node = start_node(folder=tmp_path)
     page = open_page(f"{node.url}#settings", excused="responded with a status of 422")
     page.get_by_label("Show all settings").check()
-    for place, key in enumerate(NUMBERS):
+    for place, key in enumerate(NUMBERS[::8]):  # tests/api has all of them
         title = FORMS[key].title
         page.get_by_role("button", name=f"Change {title}", exact=True).click()
         field, problem = page.get_by_role("textbox", name=title, exact=True), page.get_by_role("alert")
