@@ -48,12 +48,13 @@ class MemberBody(ResponseBody):
 
 
 class RunMembersBody(ResponseBody):
-    """The run of friends that this node serves."""
+    """The run of friends, or organised run, that this node serves."""
 
     run_id: str
     name: EncodableText
     is_owner: bool
     may_invite: bool
+    has_deputies: bool = Field(description="whether the owner can name deputies: in a run of friends")
     deputies: list[str] = Field(description="wallets that may found the run again while the owner is away")
     invitations: list[IssuedBody]
     members: list[MemberBody]
@@ -85,7 +86,7 @@ class KnockBody(ResponseBody):
 class MembersBody(ResponseBody):
     """GET /api/members: the run's invitations and members, and the runs that this computer knows."""
 
-    run: RunMembersBody | None = Field(description="null: this node serves no run of friends")
+    run: RunMembersBody | None = Field(description="null: this node serves no run with invitations")
     runs: list[KnownRunBody]
     knocks: list[KnockBody]
     nearby: list[NearbyRunBody] | None = Field(description="other runs on the local network; null: it is not searched")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neuroshard.cli.options import AsJson, DataDir, GenesisSource, Peers, TokenFile, given
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, OrganiserUrl, Peers, TokenFile, given
 from neuroshard.types import DAY_SECONDS
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def invite_friend(
     may_invite: Annotated[bool, typer.Option("--may-invite", help="Let invited wallets invite others.")] = False,
     peer: Peers = None,
     genesis: GenesisSource = None,
+    organiser: OrganiserUrl = None,
     token: OwnerToken = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
@@ -65,12 +66,12 @@ def invite_friend(
     from neuroshard.identity.invitations import LINK, InvitationTerms, date_of, to_code
     from neuroshard.node.invited_tip import verified_tip
     from neuroshard.runs.invitation_making import invited_places, qr_svg
+    from neuroshard.runs.organiser_client import organiser_to_name
     from neuroshard.runs.stored_passes import StoredPasses
     from neuroshard.runs.stored_runs import named_offer
 
-    loaded = load_settings(
-        given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis, peer=peer or None), os.environ
-    )
+    flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis, peer=peer or None)
+    loaded = load_settings(flags | given(organiser=organiser), os.environ)
     wallet, folder = wallet_of(loaded)[0], loaded.settings.data_dir
     status = node_status(folder)
     offer = named_offer(run or only_run(folder, status), folder)
@@ -80,7 +81,8 @@ def invite_friend(
     label = label or f"invitation {len(stored.issued().issued) + 1}"
     tip = verified_tip(folder, offer, wallet.wallet_id)
     terms = InvitationTerms(time.time() + days * DAY_SECONDS, uses, label, may_invite, tip)
-    places = invited_places(offer.parameters, _peers(loaded, status, offer), loaded.settings.genesis)
+    peers, organiser_url = _peers(loaded, status, offer), organiser_to_name(loaded.settings, offer)
+    places = invited_places(offer.parameters, peers, loaded.settings.genesis, organiser_url)
     made = stored.issue(wallet, terms, places)
     link = LINK + to_code(made)
     if file is not None:
@@ -88,16 +90,14 @@ def invite_friend(
     if qr is not None:
         _write(qr, qr_svg(link))
     if as_json:
-        facts = {"run_id": offer.run_id, "label": made.label, "uses": uses, "not_after": int(terms.not_after)}
-        typer.echo(json.dumps({**facts, "link": link, "peers": made.peers, "data": made.data}))
+        facts: dict[str, Any] = {"run_id": offer.run_id, "label": made.label, "uses": uses, "link": link}
+        facts |= {"not_after": int(terms.not_after), "peers": made.peers, "data": made.data}
+        typer.echo(json.dumps(facts | {"organiser": made.organiser}))
         return
-    wallets = "1 wallet" if uses == 1 else f"{uses} wallets"
-    typer.echo(
-        f"Invitation {made.label!r} to run {offer.parameters.name}: for {wallets}, until {date_of(terms.not_after)}. "
-        "Send it privately: anyone with it can join."
-    )
+    what = f"Invitation {made.label!r} to run {offer.parameters.name}: for {uses} wallet{'s' * (uses > 1)}"
+    typer.echo(f"{what}, until {date_of(terms.not_after)}. Send it privately: anyone with it can join.")
     typer.echo(link)
-    _print_hints(made)
+    _print_hints(made, is_organised=offer.parameters.admission == "admitted")
 
 
 def revoke(
@@ -273,13 +273,17 @@ def only_run(folder: Path, status: dict[str, Any] | None) -> str:
 
 
 def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffer) -> Sequence[str]:
-    """Addresses for the invitation: those given, otherwise those of the running node or the run's seeds."""
+    """Addresses for the invitation: those given, otherwise those of the running node or the run's seeds.
+
+    An organiser knows the addresses, too.
+    """
     from neuroshard.errors import UsageError
+    from neuroshard.runs.organiser_client import organiser_to_name
 
     if loaded.settings.peer:
         return loaded.settings.peer
     found = status["network"]["addresses"] if status else ()
-    if not found and not offer.parameters.seeds:
+    if not found and not offer.parameters.seeds and not organiser_to_name(loaded.settings, offer):
         raise UsageError(
             "No address of a node of the run is known, so invited nodes could not find it.",
             "Start your node first, or name an address with --peer.",
@@ -297,8 +301,13 @@ def _write(file: Path, content: bytes) -> None:
         raise StorageError(f"{file} cannot be written: {error.strerror}.", "Name another file.") from error
 
 
-def _print_hints(made: Invitation) -> None:
+def _print_hints(made: Invitation, *, is_organised: bool) -> None:
     typer.echo("Your friend opens it with a click, or runs: neuroshard --invite LINK")
+    if is_organised and made.organiser is None:
+        typer.echo(
+            "The link names no organiser: start yours with --public-url, or name its https:// address: --organiser. "
+            "Without one, invited nodes take part by their pass, and the organiser does not count them."
+        )
     if not made.data:
         typer.echo(
             "The link names no place of the data, so your nodes send them. "

@@ -106,6 +106,15 @@ OrganiserUrl = Annotated[
         rich_help_panel=_MEETING,
     ),
 ]
+PublicName = Annotated[
+    str | None,
+    typer.Option(
+        "--public-name",
+        metavar="NAME",
+        help="Name of your wallet on the page of an organised run. (default: none; leave it out to remove it)",
+        rich_help_panel=_MEETING,
+    ),
+]
 Peers = Annotated[
     list[str] | None,
     typer.Option(

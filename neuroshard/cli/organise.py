@@ -43,6 +43,14 @@ NoMonitor = Annotated[
     bool, typer.Option("--no-monitor", help="Do not observe the run: the page shows places and queue only.")
 ]
 
+TrustProxy = Annotated[
+    bool,
+    typer.Option(
+        "--trust-proxy",
+        help="The proxy on this computer writes X-Forwarded-For itself: joiners behind it are checked from outside.",
+    ),
+]
+
 app = typer.Typer(invoke_without_command=True)
 
 
@@ -56,6 +64,7 @@ def organise(
     peer: Peers = None,
     p2p_port: P2pPort = None,
     no_monitor: NoMonitor = False,
+    trust_proxy: TrustProxy = False,
     data_dir: DataDir = None,
     log_json: LogJson = False,
     verbose: Verbose = False,
@@ -65,7 +74,8 @@ def organise(
     It counts the nodes of each stage and names a stage in every admission, with which a node begins.
 
     Its page shows the run: rounds and work that certificates prove, and losses that nodes report. A second process
-    reads them as a member without parameters; it needs 300 MB of memory, and the address of a node (--peer).
+    reads them as a member without parameters; it needs 300 MB of memory, and the address of a node: --peer, or that of
+    the node that runs on this data folder. Joiners get this address, too, and those of nodes that joined.
 
     Its database and its key are in the folder `organiser` of the data folder. For nodes on other computers, put a proxy
     with https in front of it.
@@ -85,6 +95,8 @@ def organise(
 
     folder = resolve_data_dir(data_dir)
     host, port = listen_address(listen or DEFAULT_LISTEN)
+    offer = _offer(run, folder)
+    peers = tuple(peer or _own_addresses(offer, folder))
     options = OrganiserOptions(
         folder,
         host,
@@ -93,14 +105,24 @@ def organise(
         Capacity() if capacity is None else read_capacity(capacity),
         verbose,
         log_json,
-        None if no_monitor else partial(_observer_command, peer or (), p2p_port or 0),
+        None if no_monitor else partial(_observer_command, peers, p2p_port or 0),
+        peers,
+        trust_proxy,
     )
-    offer = _offer(run, folder)
 
     def announce(url: str) -> None:
         typer.echo(f"Organiser of run {offer.run_id}: {url}")
 
     raise typer.Exit(run_organiser(offer, options, announce))
+
+
+def _own_addresses(offer: RunOffer, folder: Path) -> Sequence[str]:
+    """Addresses of the node of this data folder, if it runs and serves the run."""
+    from neuroshard.cli.invitations import node_status
+
+    status = node_status(folder)
+    is_of_run = status is not None and status.get("run") and status["run"]["run_id"] == offer.run_id
+    return status["network"]["addresses"] if status is not None and is_of_run else ()
 
 
 def _observer_command(peers: Sequence[str], p2p_port: int, place: Path) -> list[str]:
@@ -115,13 +137,23 @@ def _observer_command(peers: Sequence[str], p2p_port: int, place: Path) -> list[
 
 @app.command("allow")
 def allow(
-    wallet: WalletArgument,
+    wallet: Annotated[
+        str | None, typer.Argument(metavar="[WALLET]", help="All 32 digits of the wallet's id, or --anyone.")
+    ] = None,
+    anyone: Annotated[bool, typer.Option("--anyone", help="Drop the list: any wallet may join again.")] = False,
     run: RunOption = None,
     token: TokenText = None,
     token_file: TokenFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Put a wallet on the list of a run. Without a list any wallet may join; invited wallets always may."""
+    """Put a wallet on the list of a run, or drop the list. Without one any wallet may join; invited wallets always may.
+
+    The owner's signed statement about each change is stored with the list.
+    """
+    from neuroshard.errors import UsageError
+
+    if anyone == (wallet is not None):
+        raise UsageError("Name either a wallet or --anyone.", "For example: neuroshard organise allow --anyone")
     _change(wallet, run, given(token=token, token_file=token_file, data_dir=data_dir), is_allowed=True)
 
 
@@ -172,7 +204,7 @@ def observe(
     raise typer.Exit(observe_run(read_offer_file(run), data_dir, peer or (), p2p_port or 0, os.environ))
 
 
-def _change(wallet: str, run: str | None, flags: Mapping[str, object], *, is_allowed: bool) -> None:
+def _change(wallet: str | None, run: str | None, flags: Mapping[str, object], *, is_allowed: bool) -> None:
     from neuroshard.config.loading import load_settings
     from neuroshard.host.identity import wallet_of
     from neuroshard.organiser.service import change_allow_list

@@ -201,9 +201,9 @@ def _print_made(
     data = ["--genesis", source] if source else []
     here = ["neuroshard", "--run", offer.run_id, *folder, *data]
     organise = ["neuroshard", "organise", "--run", offer.run_id, *folder] if admission == "admitted" else []
-    by_id = ["--run", offer.run_id, "--peer", seeds[0] if seeds else "ADDR"]
-    found = ["--invite", "LINK"] if admission == "friends" else by_id
-    join = ["neuroshard", *found, *(["--organiser", "URL"] if organise else []), *([] if is_local else data)]
+    place = ["--organiser", "URL"] if organise else ["--peer", seeds[0] if seeds else "ADDR"]
+    found = ["--invite", "LINK"] if admission == "friends" else ["--run", offer.run_id, *place]
+    join = ["neuroshard", *found, *([] if is_local else data)]
     if as_json:
         facts: dict[str, Any] = {"run_id": offer.run_id, "version": offer.parameters.version, "file": str(file)}
         facts |= {"is_new": choice.is_new, "reason": choice.reason, "warnings": warnings}
@@ -229,7 +229,7 @@ def _print_made(
     typer.echo(f"Others join:    {shlex.join(join)}")
     if admission == "friends":
         typer.echo("LINK is an invitation: `neuroshard run invite` makes one for each friend while your node runs.")
-    elif not seeds:
+    elif not seeds and not organise:
         typer.echo("ADDR is the address of a node of the run: `neuroshard status` shows it while your node runs.")
     if organise:
         typer.echo("URL is the address of your organiser, as other computers see it.")

@@ -148,6 +148,9 @@ FORMS: dict[str, SettingForm] = {
     "organiser": SettingForm(
         _RUN, "Organiser", "Address of the organiser that admits this node.", level=_MORE, unset="the last one"
     ),
+    "public_name": SettingForm(
+        _RUN, "Public name", "Name of your wallet on the page of an organised run.", level=_MORE, unset="none"
+    ),
     "genesis": SettingForm(_RUN, "Training text from", "Place of the training text.", level=_MORE),
     "text": SettingForm(_RUN, "Own text", "Folder with your own text files to train on.", level=_MORE, unset="none"),
     "inner_steps": SettingForm(

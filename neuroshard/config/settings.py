@@ -94,6 +94,13 @@ def _organiser(value: str) -> str:
     return value.strip().rstrip("/")
 
 
+def _public_name(value: str | None) -> str | None:
+    text = "" if value is None else value.strip()
+    if len(text) > 32 or not text.isprintable():
+        raise ValueError(f"it has {len(text)} characters" if len(text) > 32 else "it is not printable text")
+    return text or None
+
+
 def _own_address(value: str) -> str:
     ip_address(value)  # raises ValueError for a text that is not an IP address
     return value
@@ -237,6 +244,11 @@ class Settings(BaseModel):
             "the https:// address of an organiser, or http:// on this computer; unset: the last one",
             owner="`neuroshard --organiser URL`",
         ),
+    ] = None
+    public_name: Annotated[
+        str | None,
+        AfterValidator(_public_name),
+        SettingNote("at most 32 printable characters; unset: the run's page shows no name"),
     ] = None
     peer: Annotated[
         Addresses,

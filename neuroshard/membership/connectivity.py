@@ -46,7 +46,7 @@ class KnownAddress:
     text: str
     is_given: bool = False  # by the owner or the run: never forgotten
     is_remembered: bool = False  # it worked in an earlier start
-    is_near: bool = False  # it was found on the local network
+    is_near: bool = False  # it was found on the local network, or it is the word of the run's organiser
     failures: int = 0  # in a row
     next_try: float = 0.0  # on the monotonic clock
     worked_at: float = -inf  # on the monotonic clock: when it was dialled last with success

@@ -1,6 +1,6 @@
 """Training reports: their fields, their intervals and their sequence numbers.
 
-A report travels as an array without the names of its fields: each node sends one every few seconds. It takes about 440
+A report travels as an array without the names of its fields: each node sends one every few seconds. It takes about 450
 bytes, of which 192 are keys and signatures."""
 
 from __future__ import annotations
@@ -18,13 +18,25 @@ from neuroshard.data.shard_assignment import MAX_RANGES
 from neuroshard.errors import StorageError
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.status.snapshot import NodeState
-from neuroshard.types import MAX_LOSS, MAX_SHARDS, LayerRange, NamedRun, Role, ShardId, ShardRange, UnixSeconds
+from neuroshard.types import (
+    MAX_LOSS,
+    MAX_SHARDS,
+    PRINTABLE,
+    LayerRange,
+    NamedRun,
+    Role,
+    ShardId,
+    ShardRange,
+    UnixSeconds,
+)
 
 MAX_STEPS = 10**12
 MAX_TOKENS = 10**16
 MAX_TOKENS_PER_SECOND = 1e9
 MAX_SEQUENCE = 2**53  # every JSON reader represents integers up to this one exactly
 MAX_INTERVAL_SECONDS = 1000.0
+MAX_FLOPS_PER_SECOND = 1e21
+MAX_DEVICE_CHARACTERS = 40
 MAX_WINDOWS = 64  # in a report; a node with more of them reports none
 MAX_REPORT_BYTES = 1536  # of a signed report
 _Count = Annotated[int, Meta(ge=0, le=MAX_STEPS)]
@@ -60,6 +72,9 @@ class TrainingReport(Struct, frozen=True, array_like=True, forbid_unknown_fields
     cached: Annotated[tuple[ShardRange, ...], Meta(max_length=MAX_RANGES)] = ()  # shards that it can send to others
     held_out_loss: Annotated[float, Meta(ge=0, le=MAX_LOSS)] | None = None  # last evaluation on the pinned sequences
     held_out_step: _Count = 0  # inner step of that evaluation
+    device: Annotated[str, Meta(max_length=MAX_DEVICE_CHARACTERS, pattern=PRINTABLE)] = ""  # that computes
+    flops_per_second: Annotated[float, Meta(ge=0, le=MAX_FLOPS_PER_SECOND)] = 0.0  # forward and backward, its layers
+    reachable: bool | None = None  # whether the run's organiser reached it from outside; None: it did not look
 
     def __post_init__(self) -> None:
         if len(set(self.roles)) != len(self.roles):

@@ -34,7 +34,13 @@ from neuroshard.membership.network_opening import (
     use_surroundings,
 )
 from neuroshard.membership.participant import OwnMessages, Participant
-from neuroshard.membership.reports import MAX_WINDOWS, TrainingReport, kept_report_numbers
+from neuroshard.membership.reports import (
+    MAX_DEVICE_CHARACTERS,
+    MAX_FLOPS_PER_SECOND,
+    MAX_WINDOWS,
+    TrainingReport,
+    kept_report_numbers,
+)
 from neuroshard.membership.run_members import Papers, RunMembers
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.membership.swarm_status import ShardCoverage
@@ -70,7 +76,8 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
     if status.model is None:
         raise ValueError("a node without a run has nothing to report")
     training, diloco, data = status.training, status.diloco, status.data
-    held_out = training.held_out[-1] if training.held_out else None
+    held_out, speed = training.held_out[-1] if training.held_out else None, status.acceleration
+    is_measured = speed is not None and isfinite(speed.flops_per_second)
     return TrainingReport(
         run_id=run_id,
         sequence=0,
@@ -94,6 +101,9 @@ def own_report(status: NodeStatus, run_id: RunId) -> TrainingReport:
         cached=data.shared if data else (),
         held_out_loss=None if held_out is None else _reportable(held_out.loss),
         held_out_step=0 if held_out is None else held_out.step,
+        device="" if speed is None else speed.device.encode("ascii", "ignore").decode()[:MAX_DEVICE_CHARACTERS],
+        flops_per_second=min(speed.flops_per_second, MAX_FLOPS_PER_SECOND) if speed and is_measured else 0.0,
+        reachable=status.network.reachable,
     )
 
 
@@ -203,11 +213,14 @@ class JoinedRun:
         self._networking.attach(self._swarm.live)
         return self._swarm
 
-    def join_line(self, addresses: Sequence[str]) -> str:
-        """Command that others type to join the run; "" while they cannot, and in a demo."""
+    def join_line(self, addresses: Sequence[str], organiser: str) -> str:
+        """Command that others type to join the run; "" while they cannot, and in a demo.
+
+        `organiser` is the address of the run's organiser, "" if it is not known here.
+        """
         if self._status().is_demo:
             return ""
-        return join_line(self._versions.offer, addresses, self._genesis)
+        return join_line(self._versions.offer, addresses, self._genesis, organiser)
 
     def status(self, network: Network | None, now: float) -> tuple[tuple[PeerStatus, ...], SwarmStatus]:
         """Return the peers, and the totals of all nodes with this node's present values."""
@@ -323,7 +336,14 @@ class PeerNetwork:
         )
         self.joined = joined
         members.learn(Papers(revoked_nodes=stored.revoked_nodes()))  # now it is known which wallets count
-        keeper = keeper_of(self.settings, self.identity, lambda: versions.offer, self.now, self.finder.invitation)
+        keeper = keeper_of(
+            self.settings,
+            self.identity,
+            lambda: versions.offer,
+            self.now,
+            self.finder.invitation,
+            networking=self.networking,
+        )
         if keeper is not None:
             keeper.restore(offer, self.identity)
             self._keeper = keeper
@@ -331,6 +351,10 @@ class PeerNetwork:
         papers = PaperKeeper(members, stored, StoredRevocations(self.settings.data_dir), self.offload)
         self.networking.attach(papers.run)
         return joined
+
+    @property
+    def _organiser(self) -> str:
+        return self.settings.organiser or ("" if self._keeper is None else self._keeper.url)
 
     @property
     def admitted_layers(self) -> LayerRange | None:
@@ -465,7 +489,8 @@ class PeerNetwork:
             line_measured_at=None if self.line.speed is None else self.line.speed.measured_at,
             banned_peers=0 if network is None else len(network.reputation.banned_peers()),
             refused=() if network is None else network.reputation.refused(),
-            join_line="" if self.joined is None else self.joined.join_line(addresses),
+            reachable=None if self._keeper is None else self._keeper.reachable,
+            join_line="" if self.joined is None else self.joined.join_line(addresses, self._organiser),
         )
 
 
@@ -544,11 +569,16 @@ def addresses_of(network: Network | None) -> tuple[str, ...]:
     return () if network is None else network.transport.addresses()
 
 
-def join_line(run: RunOffer, addresses: Sequence[str], genesis: str) -> str:
+def join_line(run: RunOffer, addresses: Sequence[str], genesis: str, organiser: str = "") -> str:
     """Command that others type to join the run; "" while they cannot."""
     if not addresses:
         return ""
     data = f" --genesis {genesis}" if genesis else ""  # without it the nodes of the run send the data
     if run.parameters.admission == "friends":
         return f"neuroshard --invite LINK{data}"  # of `neuroshard run invite`
+    if run.parameters.admission == "admitted":
+        data = (
+            data if genesis.startswith(("https://", "http://")) else ""
+        )  # the nodes of the run have those of a folder
+        return f"neuroshard --run {run.run_id} --organiser {organiser or 'URL'}{data}"
     return f"neuroshard --run {run.run_id} --peer {addresses[0]}{data}"

@@ -36,6 +36,7 @@ from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.invitation_making import invited_places, qr_rows
 from neuroshard.runs.invited_settings import read_invitation_text
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import organiser_to_name
 from neuroshard.runs.stored_passes import KnownInvitation, StoredPasses
 from neuroshard.status.board import (
     AnswerKnock,
@@ -172,7 +173,7 @@ class RunDesk:
         ]
         nearby = None if self._nearby is None else [_nearby_row(one) for one in self._nearby.current if one.run != now]
         details: dict[str, JsonValue] = {"runs": runs, "run": None, "knocks": knocks, "nearby": nearby}
-        if followed is not None and not self._is_demo and followed.offer.parameters.admission == "friends":
+        if followed is not None and not self._is_demo and followed.offer.parameters.admission != "strangers":
             details["run"] = self._members(followed.offer)
         return self._result("", details)
 
@@ -184,6 +185,7 @@ class RunDesk:
             "run_id": offer.run_id,
             "name": offer.parameters.name,
             "is_owner": is_owner,
+            "has_deputies": offer.parameters.admission == "friends",
             "may_invite": is_owner or (own is not None and own.secret is not None),
             "deputies": [wallet_id_of(key) for key in StoredFoundations(self._data_dir).read(offer).deputies],
             "invitations": [_row(one) for one in stored.invitations(time.time())],
@@ -199,7 +201,7 @@ class RunDesk:
 
     def _invite(self, command: Invite) -> CommandResult:
         offer, stored = self._offer(), StoredPasses(self._data_dir, self._offer())
-        if offer.parameters.admission != "friends":
+        if offer.parameters.admission == "strangers":
             raise UsageError("Any node may join this run: it needs no invitations.", "Give others the run id.")
         peers = addresses_of(self._peer_network.networking.current) or offer.parameters.seeds
         if not peers:
@@ -209,7 +211,8 @@ class RunDesk:
         label = command.label or _free_label("invitation", stored)
         not_after, tip = time.time() + command.days * DAY_SECONDS, self._tip(offer)
         terms = InvitationTerms(not_after, command.uses, label, command.may_invite, tip)
-        places = invited_places(offer.parameters, peers, self._configuration.settings.genesis)
+        settings = self._configuration.settings
+        places = invited_places(offer.parameters, peers, settings.genesis, organiser_to_name(settings, offer))
         link = LINK + to_code(stored.issue(self._wallet, terms, places))
         details: dict[str, JsonValue] = {"link": link, "label": label, "qr": list(qr_rows(link))}
         return self._result("The invitation is made. Send it privately: anyone with it can join.", details)

@@ -15,7 +15,8 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -39,10 +40,13 @@ from neuroshard.model.architecture import parameter_count
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.stage_swarm import AT_WORK, StageSwarm
 from neuroshard.organiser.observations import (
+    MAX_ADDRESSES,
+    MAX_DEVICES,
     CertifiedValue,
     Observation,
     ObserverStarted,
     ReadyNode,
+    ReportedDevice,
     RunSight,
     StageSight,
     ValueKind,
@@ -164,6 +168,8 @@ class RunObserver:
                 if member.report.held_out_loss is not None
             ]
             loss, step = median_low(held_out) if held_out else (None, 0)
+            reports = [member.report for member in others]
+            devices = Counter(report.device for report in reports if report.device).most_common(MAX_DEVICES)
             await self._report(
                 RunSight(
                     at=now,
@@ -184,10 +190,22 @@ class RunObserver:
                     new_tokens=self._reporters.new_tokens(others),
                     ready=self._reporters.ready(others),
                     connections=view.network.connections,
+                    flops_per_second=sum(report.flops_per_second for report in reports),
+                    reachable_nodes=sum(report.reachable is True for report in reports),
+                    unreachable_nodes=sum(report.reachable is False for report in reports),
+                    devices=tuple(ReportedDevice(device, nodes) for device, nodes in devices),
                     explanation="" if others else _NOBODY,
+                    addresses=self._some_addresses(others),
                 )
             )
             await sleep_to_tick(SIGHT_SECONDS)
+
+    def _some_addresses(self, members: Sequence[Member]) -> tuple[str, ...]:
+        """Addresses that a few random nodes announce, for newcomers: of each node the direct one first."""
+        announced = self._swarm.membership.announcements
+        known = [announced[one.node_id].addresses[:2] for one in members if one.node_id in announced]
+        some = random.sample(known, min(MAX_ADDRESSES // 2, len(known)))
+        return tuple(address for addresses in some for address in addresses)
 
     def _stage_sight(self, stage: int) -> StageSight:
         layers, chain = self._swarm.plan[stage], self._chains[stage]

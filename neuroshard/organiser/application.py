@@ -21,16 +21,19 @@ from fastapi import FastAPI, Request
 from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from neuroshard import __version__
 from neuroshard.decoders import read_json
 from neuroshard.identity.admissions import MAX_JOIN_BYTES
 from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
 from neuroshard.organiser.monitor import RunMonitor
+from neuroshard.organiser.port_check import PortChecks
 from neuroshard.organiser.public import PUBLIC_SECONDS, SECURITY_HEADERS, PublicFacts, public_routes
 from neuroshard.organiser.rates import JoinRate
 from neuroshard.organiser.refusals import PROBLEM_TYPE, OrganiserError, problem_document
+from neuroshard.organiser.seeds import SeedBook
+from neuroshard.types import is_loopback
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,6 +81,9 @@ class OrganiserContext:
     warning: str = ""  # about the database at the start
     monitor: RunMonitor | None = None
     joins: JoinRate = field(default_factory=JoinRate)
+    seeds: SeedBook = field(default_factory=SeedBook)
+    checks: PortChecks | None = None  # None: no node is checked from outside
+    trusts_proxy: bool = False  # the proxy in front writes the sender's address into X-Forwarded-For by itself
     offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # None: in a worker thread
     _writer: CapacityLimiter | None = field(default=None, init=False)
 
@@ -85,6 +91,29 @@ class OrganiserContext:
         """Call the desk in the worker thread, one call at a time. A client that leaves does not end the call."""
         writer = self._writer = self._writer or CapacityLimiter(1)
         return await run_sync(act, limiter=writer) if self.offload is None else await self.offload(act)
+
+    async def met(self, answer: Admitted | Queued, sender: str | None) -> None:
+        """Remember the addresses of a node that joins, and check its ports from outside."""
+        self.seeds.note_join(answer.node, answer.addresses)
+        if self.checks is not None:
+            reached = await self.checks.reached(answer.node, sender, answer.addresses)
+            if reached is not None:
+                self.seeds.note_check(answer.node, reached)
+
+    def sender_of(self, request: Request) -> str | None:
+        """The IP address that sent a request; None if a proxy sent it that is not trusted to name the sender."""
+        host = None if request.client is None else request.client.host
+        is_forwarded = not FORWARDED_HEADERS.isdisjoint(request.headers)
+        if is_forwarded and (not self.trusts_proxy or host is None or is_loopback(host)):
+            return None
+        return host
+
+    def completed(self, answer: Admitted, sender: str | None) -> Admitted:
+        """An answer with the addresses of other members, and with the result of the check from outside."""
+        seen, now = () if self.monitor is None else self.monitor.addresses, self.monotonic()
+        self.seeds.note_admission(answer.node, now)
+        seeds = self.seeds.seeds_for(answer.node, sender, now, seen)
+        return answer.model_copy(update={"seeds": seeds, "reachable": self.seeds.reachable(answer.node)})
 
 
 def create_organiser_app(context: OrganiserContext) -> FastAPI:
@@ -108,6 +137,13 @@ def create_organiser_app(context: OrganiserContext) -> FastAPI:
 def _add_places(app: FastAPI, context: OrganiserContext) -> None:
     desk = context.desk
 
+    def placed(answer: Admitted | Queued, request: Request) -> Response:
+        if isinstance(answer, Admitted):
+            answer, status = context.completed(answer, context.sender_of(request)), 200
+        else:
+            status = 202
+        return Response(answer.model_dump_json(), status, _headers("no-store"), "application/json")
+
     @app.put("/api/join", openapi_extra=_CLAIM, response_model=Admitted, responses={202: {"model": Queued}})
     async def join(request: Request) -> Response:
         """Take a signed claim of the kind "join"; 200 with an admission, or 202 with a place in the queue."""
@@ -116,7 +152,9 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
         if (wait := context.joins.wait(host, context.monotonic(), is_forwarded=is_forwarded)) > 0:
             words = "Too many nodes of this network joined within a minute."
             raise OrganiserError(429, "too_many_joins", words, "Try again later.", math.ceil(wait))
-        return _placed(await context.ask(partial(desk.join, await _body(request, MAX_JOIN_BYTES))))
+        answer = await context.ask(partial(desk.join, await _body(request, MAX_JOIN_BYTES)))
+        await context.met(answer, context.sender_of(request))
+        return placed(answer, request)
 
     @app.put(
         "/api/authorization_status", openapi_extra=_POLL, response_model=Admitted, responses={202: {"model": Queued}}
@@ -129,17 +167,17 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
         except ValueError as error:
             words = f"The question cannot be read: {error}."
             raise OrganiserError(400, "bad_request", words, "Update NeuroShard.") from None
-        return _placed(await context.ask(partial(desk.poll, poll.request_id, poll.session_token)))
+        return placed(await context.ask(partial(desk.poll, poll.request_id, poll.session_token)), request)
 
-    @app.post("/api/refresh", openapi_extra=_CLAIM)
-    async def refresh(request: Request) -> Admitted:
+    @app.post("/api/refresh", openapi_extra=_CLAIM, response_model=Admitted)
+    async def refresh(request: Request) -> Response:
         """Take a signed claim of the kind "refresh"; a new admission for the same place."""
-        return await context.ask(partial(desk.refresh, await _body(request, MAX_JOIN_BYTES)))
+        return placed(await context.ask(partial(desk.refresh, await _body(request, MAX_JOIN_BYTES))), request)
 
     @app.post("/api/leave", openapi_extra=_CLAIM, status_code=204)
     async def leave(request: Request) -> Response:
         """Take a signed claim of the kind "leave", and free the place of its node."""
-        await context.ask(partial(desk.leave, await _body(request, MAX_JOIN_BYTES)))
+        context.seeds.forget(await context.ask(partial(desk.leave, await _body(request, MAX_JOIN_BYTES))))
         return Response(status_code=204)
 
 
@@ -174,11 +212,6 @@ async def _body(request: Request, most: int) -> bytes:
         words = f"The body did not arrive within {BODY_SECONDS:g} s."
         raise OrganiserError(408, "too_slow", words, "Try again.") from None
     return bytes(body)
-
-
-def _placed(answer: Admitted | Queued) -> Response:
-    status = 200 if isinstance(answer, Admitted) else 202
-    return JSONResponse(answer.model_dump(mode="json"), status, _headers("no-store"))
 
 
 def _headers(cache: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field
@@ -65,6 +66,7 @@ _LOG = logging.getLogger(__name__)
 
 POLL_SECONDS = 10
 SILENT_POLLS = 3  # after which a waiting node loses its place in the queue
+SWEEP_SECONDS = 1.0  # between two looks for places that became free and nodes that fell silent
 SAME_SECONDS = 60  # in which a repeated refresh gets the same admission
 MOST_REVOCATIONS_SENT = 64
 MOST_WAITING = 1000
@@ -72,7 +74,14 @@ FULL_SECONDS = 60  # after which a node that found the queue full asks again
 _Claim = TypeVar("_Claim", JoinClaim, PlaceClaim)
 
 
-class Admitted(BaseModel):
+class _Answered(BaseModel):
+    """The node of an answer, and the addresses that it announces. Both stay in the process."""
+
+    node: Annotated[NodeId, Field(exclude=True)]
+    addresses: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+
+
+class Admitted(_Answered):
     """The answer to a node that has a place."""
 
     status: Literal["admitted"] = "admitted"
@@ -80,12 +89,15 @@ class Admitted(BaseModel):
     stage: Annotated[str, Field(description="where the node counts: head-0, body-0, ..., tail-0, or trainer")]
     layers: tuple[int, int] | None
     authority_public_key: str
-    seeds: tuple[str, ...]
+    seeds: Annotated[tuple[str, ...], Field(description="addresses of members, to call first")] = ()
+    reachable: Annotated[
+        bool | None, Field(description="whether the node answered at the address of its request; null: not checked")
+    ] = None
     refresh_after_seconds: int = REFRESH_SECONDS
     revocations: tuple[str, ...] = Field(default=(), description="newest revocations, each in base64")
 
 
-class Queued(BaseModel):
+class Queued(_Answered):
     """The answer to a node that waits for a place."""
 
     status: Literal["queued", "waitlisted"]
@@ -145,6 +157,7 @@ class AdmissionDesk:
         self._monotonic = monotonic
         self._random_name = random_name
         self._opened_at = monotonic()
+        self._swept_at = -inf
         # monotonic time of the last sign of life, by request; a restart gives a new chance
         self._polled: dict[str, float] = {}
         self._delegations = KnownDelegations()
@@ -154,11 +167,16 @@ class AdmissionDesk:
     def join(self, data: bytes) -> Admitted | Queued:
         """Give the node of a claim its place, or a place in the queue. Raises OrganiserError, sqlite3.Error."""
         claim = self._read(data, JOIN, JoinClaim)
+        return self._joined(claim).model_copy(update={"addresses": claim.payload.addresses})
+
+    def _joined(self, claim: VerifiedClaim[JoinClaim]) -> Admitted | Queued:
         wanted, now = claim.payload, self._now()
         joiner = Joiner(claim.node_id, wanted.role, wanted.memory_mb, wanted.layers_at_most)
         with self._writing():
             self._check_time(claim)
             self._check_right(claim)
+            self._database.show_name(claim.wallet_id, wanted.name)
+            self._database.keep_addresses(claim.node_id, wanted.addresses)
             queue = self._free_places(now)
             place = self._database.place_of(claim.node_id)
             if place is not None and place.wallet == claim.wallet_id:
@@ -181,8 +199,7 @@ class AdmissionDesk:
             )
             self._database.enqueue(mine)
             self._polled[mine.request] = self._monotonic()
-            queue = [*queue, mine] if known is None else [mine if one.node == mine.node else one for one in queue]
-            return self._placed(mine, queue, now)
+            return self._placed(claim.node_id, self._database.queue(), now)
 
     def poll(self, request: str, session_token: str) -> Admitted | Queued:
         """Answer a waiting node like `join`, if it may still join. Raises OrganiserError, sqlite3.Error."""
@@ -199,7 +216,7 @@ class AdmissionDesk:
             if mine is not None:
                 self._check_member(mine.node, mine.wallet)  # a node that is refused here counts as silent
                 self._polled[request] = self._monotonic()
-                return self._placed(mine, queue, now)
+                return self._placed(mine.node, queue, now)
         raise self._refusal(404, "unknown_request", "This request is not in the queue any more.", _JOIN_AGAIN)
 
     def refresh(self, data: bytes) -> Admitted:
@@ -221,8 +238,8 @@ class AdmissionDesk:
             place = self._place_of(claim)
             return self._admitted(self._signed(place, now, place.serial + 1))
 
-    def leave(self, data: bytes) -> None:
-        """Free the place of a node at the end of its admission, and its place in the queue at once.
+    def leave(self, data: bytes) -> NodeId:
+        """Free the place of a node at the end of its admission, and its place in the queue at once. Returns the node.
 
         Members accept the admission until it ends. If another node had the place before, more nodes than the run wants
         could take part. Raises OrganiserError, sqlite3.Error.
@@ -232,11 +249,16 @@ class AdmissionDesk:
             self._check_time(claim)
             self._database.depart(claim.node_id)
             self._database.dequeue(claim.node_id)
+        return claim.node_id
 
     def free_places(self) -> dict[str, int]:
         """Number of free places in each stage. Raises sqlite3.Error."""
         taken = self._database.taken()
         return {stage.name: max(0, stage.wanted - taken.get(stage.name, 0)) for stage in self._plan.stages}
+
+    def has_list(self) -> bool:
+        """Whether only listed and invited wallets may join. Raises sqlite3.Error."""
+        return self._database.has_list()
 
     def waiting(self) -> int:
         """Number of nodes in the queue. Raises sqlite3.Error."""
@@ -245,8 +267,12 @@ class AdmissionDesk:
     @contextmanager
     def _writing(self) -> Generator[None]:
         """Make changes in one transaction. Once it is on disk, the database has no trouble."""
-        with self._database.writing():
-            yield
+        try:
+            with self._database.writing():
+                yield
+        except BaseException:
+            self._swept_at = -inf  # its changes are undone
+            raise
         self.trouble = ""
 
     def _read(self, data: bytes, kind: str, form: type[_Claim]) -> VerifiedClaim[_Claim]:
@@ -282,7 +308,7 @@ class AdmissionDesk:
         self._database.forget_claims(self._now() - 2 * MAX_CLOCK_SKEW_SECONDS)
 
     def _check_revoked(self, node: NodeId, wallet: WalletId) -> None:
-        if not {node, wallet}.isdisjoint(self._database.revocations()):
+        if self._database.is_revoked(node, wallet):
             raise self._refusal(403, "revoked", "The organiser ended the place of this node or wallet.", _ASK_ORGANISER)
         held: bytes | None = None
         with suppress(sqlite3.DatabaseError):
@@ -292,8 +318,7 @@ class AdmissionDesk:
     def _check_member(self, node: NodeId, wallet: WalletId) -> None:
         """Raise OrganiserError if a node may not wait any more, or not have its place."""
         self._check_revoked(node, wallet)
-        allowed = self._database.allowed()
-        if allowed is not None and wallet not in allowed and self._database.pass_of(wallet) is None:
+        if not self._database.admits(wallet) and self._database.pass_of(wallet) is None:
             words = f"Wallet {wallet[:8]} is not on the list of this run."
             raise self._refusal(403, "not_in_allowlist", words, _ASK_ORGANISER)
 
@@ -308,7 +333,7 @@ class AdmissionDesk:
         self._check_member(claim.node_id, claim.wallet_id)
         name = claim.payload.name
         if name and self._database.has_other(name, claim.wallet_id):
-            words = f"Another node has a place under the name {name!r}."
+            words = f"Another wallet has the name {name!r} in this run."
             raise self._refusal(409, "already_admitted", words, "Choose another name.")
 
     def _check_pass(self, data: bytes, wallet: WalletId) -> None:
@@ -342,12 +367,16 @@ class AdmissionDesk:
             raise self._refusal(404, "no_place", "This node has no place in the run.", _JOIN_AGAIN)
         return place
 
-    def _free_places(self, now: float, polling: str = "") -> list[Waiting]:
+    def _free_places(self, now: float, polling: str = "") -> Sequence[Waiting]:
         """Free the places of expired admissions, and drop silent nodes from the queue. Returns the rest of the queue.
 
-        The node of the request `polling` is not silent: it asks now.
+        The node of the request `polling` is not silent: it asks now. With SWEEP_SECONDS since the last time, a second
+        look would find nothing.
         """
         time = self._monotonic()
+        if time < self._swept_at + SWEEP_SECONDS:
+            return self._database.queue()
+        self._swept_at = time
         has_returned = time >= self._opened_at + RETURN_SECONDS
         for node in self._database.expired(now) if has_returned else self._database.expired_departed(now):
             self._database.free(node, now)
@@ -361,23 +390,25 @@ class AdmissionDesk:
         self._polled = {one.request: times[one.request] for one in queue if one.request in times}
         return queue
 
-    def _placed(self, mine: Waiting, queue: Sequence[Waiting], now: float) -> Admitted | Queued:
+    def _placed(self, node: NodeId, queue: Sequence[Waiting], now: float) -> Admitted | Queued:
         """Give a node in the queue the place that is its turn, or report its position."""
-        taken, request = self._database.taken(), mine.request
-        found = assigned(self._plan.stages, taken, [_joiner(waiting) for waiting in queue])
-        index = queue.index(mine)
+        index = next(index for index, waiting in enumerate(queue) if waiting.node == node)
+        taken, mine = self._database.taken(), queue[index]
+        request = mine.request
+        found = assigned(self._plan.stages, taken, [waiting.joiner for waiting in queue[: index + 1]])
         if (stage := found.get(mine.node)) is not None:
             place = HeldPlace(mine.node, mine.wallet, stage, mine.request, mine.name, 0, 0, 0, b"")
             return self._admitted(self._renewed(place, now, 0))
         is_waitlisted = index >= DOWNLOADING_AT_ONCE
         return Queued(
+            node=mine.node,
             status="waitlisted" if is_waitlisted else "queued",
             request_id=request,
             session_token=self._token(request),
             position=index + 1,
             estimated_wait_seconds=estimated_wait(index + 1, self._database.freed_at(), now),
             is_waitlisted=is_waitlisted,
-            stage=None if is_waitlisted else neediest(self._plan.fitting(_joiner(mine)), taken).name,
+            stage=None if is_waitlisted else neediest(self._plan.fitting(mine.joiner), taken).name,
         )
 
     def _renewed(self, place: HeldPlace, now: float, least_age: int) -> HeldPlace:
@@ -401,13 +432,13 @@ class AdmissionDesk:
         layers = self._plan.layers_of(place.stage)
         revoked = list[bytes]()
         with suppress(sqlite3.DatabaseError):
-            revoked = list(self._database.revocations().values())[-MOST_REVOCATIONS_SENT:]
+            revoked = self._database.newest_revocations(MOST_REVOCATIONS_SENT)
         return Admitted(
+            node=place.node,
             admission=b64encode(place.admission).decode(),
             stage=place.stage,
             layers=None if layers is None else (layers.start, layers.stop),
             authority_public_key=self._authority.public_key.hex(),
-            seeds=self._plan.parameters.seeds,
             revocations=tuple(b64encode(each).decode() for each in revoked),
         )
 
@@ -424,7 +455,3 @@ _JOIN_AGAIN = "Join again."
 _NEW_CLAIM = "Sign a new claim for each request."
 _ASK_OWNER = "Ask the owner of the run."
 _ASK_ORGANISER = "Ask the organiser of the run."
-
-
-def _joiner(waiting: Waiting) -> Joiner:
-    return Joiner(waiting.node, waiting.role, waiting.memory_mb, waiting.layers_at_most)

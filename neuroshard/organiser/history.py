@@ -221,10 +221,9 @@ class RunHistory:
             return {str(row[0]): int(row[1]) for row in self._rows("SELECT * FROM counted")}
 
     def names(self) -> dict[WalletId, str]:
-        """The names that wallets with a place want to show."""
+        """The names that wallets show."""
         with self._lock:
-            found = self._rows("SELECT wallet, max(name) FROM places WHERE name <> '' GROUP BY wallet")
-            return {WalletId(row[0]): str(row[1]) for row in found}
+            return {WalletId(row[0]): str(row[1]) for row in self._rows("SELECT wallet, name FROM names")}
 
     @contextmanager
     def _writing(self) -> Generator[None]:

@@ -55,6 +55,7 @@ class RunMonitor:
         self._flops = [flops_per_token(parameters.architecture, layers) for layers in plan_of(parameters)]
         self._lock = RLock()  # observations come from another thread than the questions
         self._sight: RunSight | None = None
+        self.addresses: tuple[str, ...] = ()  # of nodes that reported at the last sight
         self._watching_since = 0.0  # first sight of the present observer
         self._sampled_at = 0.0
         self._ended = ""  # why the observer ended last
@@ -136,7 +137,7 @@ class RunMonitor:
             self._history.count(CERTIFIED, self._tokens_of(stored))
 
     def _note_sight(self, sight: RunSight) -> None:
-        self._sight = sight
+        self._sight, self.addresses = sight, sight.addresses
         self._watching_since = self._watching_since or sight.at
         if sight.new_tokens:
             self._history.count(REPORTED, sight.new_tokens)
@@ -212,6 +213,7 @@ class RunMonitor:
         if sight is None or now - sight.at > FRESH_SECONDS:
             names = "participants_now training_nodes trainers global_loss global_min_loss held_out_loss total_steps"
             names += " total_tokens data_shards_covered reported_tokens_per_second connections"
+            names += " reported_flops_per_second reachable_nodes unreachable_nodes devices"
             return {**dict.fromkeys(names.split()), "seen_at": seen_at}
         return {
             "participants_now": sight.nodes,
@@ -224,6 +226,10 @@ class RunMonitor:
             "total_tokens": sight.total_tokens,
             "data_shards_covered": sight.shards_covered,
             "reported_tokens_per_second": sight.tokens_per_second,
+            "reported_flops_per_second": sight.flops_per_second,
+            "reachable_nodes": sight.reachable_nodes,
+            "unreachable_nodes": sight.unreachable_nodes,
+            "devices": [{"device": each.device, "nodes": each.nodes} for each in sight.devices],
             "connections": sight.connections,
             "seen_at": seen_at,
         }

@@ -11,10 +11,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from neuroshard.decoders import json_decoder, read_json
-from neuroshard.types import HexDigest, NamedWallet, NodeId
+from neuroshard.types import MAX_ADDRESS_CHARACTERS, HexDigest, NamedWallet, NodeId
 
 MAX_LINE_BYTES = 1 << 20
 MAX_CONTRIBUTORS = 64
+MAX_ADDRESSES = 32
+MAX_DEVICES = 16
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Loss = Annotated[float, Meta(ge=0, le=1e9)]
 _Rate = Annotated[float, Meta(ge=0)]
@@ -64,6 +66,13 @@ class ReadyNode(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(ge=0)]  # from its start until its first report that it trains
 
 
+class ReportedDevice(Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of device, and the number of nodes that report it."""
+
+    device: str
+    nodes: _Count
+
+
 class RunSight(Struct, frozen=True, tag="sight", forbid_unknown_fields=True):
     """The run at one moment, by the signed reports of its nodes."""
 
@@ -83,7 +92,15 @@ class RunSight(Struct, frozen=True, tag="sight", forbid_unknown_fields=True):
     new_tokens: _Count = 0  # reported by drivers since the last sight
     ready: tuple[ReadyNode, ...] = ()
     connections: _Count = 0
+    flops_per_second: _Rate = 0.0  # sum of the reports
+    reachable_nodes: _Count = 0  # that the organiser reached from outside, by their reports
+    unreachable_nodes: _Count = 0
+    devices: tuple[ReportedDevice, ...] = ()  # the most frequent ones
     explanation: str = ""  # of the state of the observer's network
+    # of a few random nodes that report, as these announce them
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...], Meta(max_length=MAX_ADDRESSES)
+    ] = ()
 
 
 class ObserverEnded(Struct, frozen=True, tag="ended", forbid_unknown_fields=True):

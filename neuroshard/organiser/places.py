@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
@@ -36,6 +37,11 @@ class Joiner:
     memory_mb: int
     layers_at_most: int = 0  # 0: as many as fit
 
+    @cached_property
+    def kind(self) -> tuple[str, int, int]:
+        """The values on which `fits` depends."""
+        return self.role, self.memory_mb, self.layers_at_most
+
     def fits(self, stage: StagePlaces) -> bool:
         """Whether the node can do the work of a stage."""
         if stage.layers is None or self.role == TRAINER:
@@ -55,14 +61,19 @@ def assigned(stages: Sequence[StagePlaces], taken: Mapping[str, int], waiting: S
     """The waiting nodes that get a place now, with its stage. `waiting` begins with the one that came first."""
     held, found = dict(taken), dict[NodeId, str]()
     left = sum(max(0, stage.wanted - held.get(stage.name, 0)) for stage in stages)
+    hopeless = set[tuple[str, int, int]]()  # kinds of nodes that fit no free place; free places only become fewer
     for joiner in waiting:
         if len(found) >= left:
             break
+        if joiner.kind in hopeless:
+            continue
         free = [stage for stage in stages if held.get(stage.name, 0) < stage.wanted and joiner.fits(stage)]
         if free:
             stage = neediest(free, held)
             held[stage.name] = held.get(stage.name, 0) + 1
             found[joiner.node] = stage.name
+        else:
+            hopeless.add(joiner.kind)
     return found
 
 

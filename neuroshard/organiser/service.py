@@ -15,17 +15,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
+import msgspec
 from fastapi import FastAPI
+from msgspec import Meta, Struct
 from uvicorn import Config, Server
 
 from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
 from neuroshard.errors import NetworkRefusedError, StorageError, UsageError
 from neuroshard.identity import Wallet, public_key_of
-from neuroshard.identity.admissions import AdmissionRevocation, sign_admission_revocation
+from neuroshard.identity.admissions import MAX_JOIN_BYTES, AdmissionRevocation, sign_admission_revocation
+from neuroshard.identity.claims import sign_message
 from neuroshard.identity.signing import SigningKey
 from neuroshard.network.guarded_http import MOST_HEADER_BYTES, GuardedConnection
 from neuroshard.organiser.application import OrganiserContext, create_organiser_app
@@ -36,13 +39,29 @@ from neuroshard.organiser.history import RunHistory
 from neuroshard.organiser.monitor import RunMonitor
 from neuroshard.organiser.observer_process import OBSERVER, ObserverProcess
 from neuroshard.organiser.places import TRAINER, StagePlaces, stage_name
-from neuroshard.runs.authority_key import ORGANISER_FOLDER, load_or_create_authority_key
+from neuroshard.organiser.port_check import PortChecks
+from neuroshard.organiser.seeds import SeedBook
+from neuroshard.runs.authority_key import (
+    OrganiserAddress,
+    load_or_create_authority_key,
+    organiser_address,
+    organiser_folder,
+)
 from neuroshard.runs.creation import write_offer
 from neuroshard.runs.offer import RunOffer
 from neuroshard.runs.stage_plan import planned_stages
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.telemetry.logs import configure_logging
-from neuroshard.types import WALLET_ID_DIGITS, NodeId, WalletId, is_loopback
+from neuroshard.types import (
+    LATEST_TIME,
+    LOOPBACK,
+    WALLET_ID_DIGITS,
+    HexDigest,
+    NamedWallet,
+    NodeId,
+    WalletId,
+    is_loopback,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,6 +144,13 @@ class OrganiserOptions:
     verbose: bool = False
     log_json: bool = False
     observer: Callable[[Path], Sequence[str]] | None = None  # command that observes the run file; None: no monitor
+    peers: Sequence[str] = ()  # addresses of nodes of the run, which joiners get
+    trusts_proxy: bool = False  # see OrganiserContext
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this computer can reach the organiser."""
+        return is_loopback(self.host) and self.public_url is None
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -175,11 +201,13 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
     plan = RunPlan(offer, options.capacity.places(offer))
     key = authority_for(offer, options.data_dir)
     ended = EndedPasses(offer, StoredPasses(options.data_dir, offer))
-    folder = options.data_dir / ORGANISER_FOLDER / offer.run_id[:16]
+    folder = organiser_folder(options.data_dir, offer.run_id)
     with ExitStack() as stack:
         stack.callback(_lock(folder).release)
         stack.enter_context(configure_logging(verbose=options.verbose, as_json=options.log_json, folder=folder))
-        listener = stack.enter_context(_bound(options.host, options.port))
+        listener = stack.enter_context(listener_at(options.host, options.port))
+        if options.public_url is not None:
+            organiser_address(options.data_dir, offer.run_id).write(OrganiserAddress(options.public_url))
         database, warning = open_database(folder)
         stack.callback(database.close)
         try:
@@ -192,14 +220,30 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
                 monotonic=time.monotonic,
                 random_name=lambda: secrets.token_hex(16),
             )
+            given = (*options.peers, *offer.parameters.seeds)
+            seeds = SeedBook(given, database.addresses(), time.monotonic())
         except sqlite3.Error as error:
             raise StorageError(f"The database in {folder} cannot be used: {error}.", "Check the disk.") from error
         monitor = stack.enter_context(_monitored(plan, folder, key, options))
-        app = create_organiser_app(OrganiserContext(plan, desk, time.time, time.monotonic, warning, monitor))
+        context = OrganiserContext(
+            plan,
+            desk,
+            time.time,
+            time.monotonic,
+            warning,
+            monitor,
+            seeds=seeds,
+            checks=PortChecks(time.monotonic, is_local=options.is_local),
+            trusts_proxy=options.trusts_proxy,
+        )
+        app = create_organiser_app(context)
         host, port = listener.getsockname()[:2]
-        announce(options.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        _LOG.info("The organiser of run %s serves on %s port %d.", offer.run_id[:16], host, port)
-        server_of(app).run(sockets=[listener])
+
+        def started() -> None:
+            announce(options.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            _LOG.info("The organiser of run %s serves on %s port %d.", offer.run_id[:16], host, port)
+
+        server_of(app, started).run(sockets=[listener])
     return 0
 
 
@@ -233,9 +277,10 @@ def _monitored(plan: RunPlan, folder: Path, key: SigningKey, options: OrganiserO
             observer.stop()
 
 
-def server_of(app: FastAPI) -> Server:
+def server_of(app: FastAPI, started: Callable[[], object] = lambda: None) -> Server:
     """The server of the organiser's application. It closes slow and idle connections, as the API of a node does.
 
+    `started` is called as soon as the server answers without delay.
     The address of a client is that of X-Forwarded-For only if a proxy on this computer sends the request.
     """
     config = Config(
@@ -252,20 +297,42 @@ def server_of(app: FastAPI) -> Server:
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
     )
-    return _Server(config)
+    return _Server(config, app, started)
 
 
-def change_allow_list(offer: RunOffer, data_dir: Path, owner: Wallet, wallet: str, *, is_allowed: bool) -> int | None:
-    """Put a wallet on the allow-list of a run, or take it off; return the length of the list, None without one.
+class ListChange(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The owner's statement about the allow-list, which is stored with the list."""
 
-    A running organiser applies it to the next join. Raises UsageError if the wallet is malformed or the run is not
-    this owner's, and StorageError.
+    run_id: HexDigest
+    change: Literal["allow", "deny", "anyone"]
+    wallet: NamedWallet | None  # None: any wallet may join
+    at: Annotated[int, Meta(ge=0, le=LATEST_TIME)]
+
+
+LIST_CHANGE = "allow-list change"  # kind of the signed message
+
+
+def change_allow_list(
+    offer: RunOffer, data_dir: Path, owner: Wallet, wallet: str | None, *, is_allowed: bool
+) -> int | None:
+    """Put a wallet on the allow-list of a run, or take it off; None drops the list, so that any wallet may join.
+
+    Returns the length of the list, None without one. A running organiser applies it to the next join. Raises UsageError
+    if the wallet is malformed or the run is not this owner's, and StorageError.
     """
     if owner.wallet_id != offer.owner:
         raise UsageError("Only the owner of a run changes its list.", "Use the owner's token.")
-    with _opened(offer, data_dir) as database:
-        change = database.allow if is_allowed else database.disallow
-        change(_checked_wallet(wallet))
+    named = None if wallet is None else _checked_wallet(wallet)
+    change = "anyone" if named is None else "allow" if is_allowed else "deny"
+    signed = sign_message(owner, LIST_CHANGE, ListChange(offer.run_id, change, named, int(time.time())))
+    with _opened(offer, data_dir) as database, database.writing():
+        database.keep_list_change(msgspec.msgpack.encode(signed))
+        if named is None:
+            database.allow_anyone()
+        elif is_allowed:
+            database.allow(named)
+        else:
+            database.disallow(named)
         allowed = database.allowed()
         return None if allowed is None else len(allowed)
 
@@ -284,6 +351,8 @@ def end_places(offer: RunOffer, data_dir: Path, named: str, reason: str, now: fl
     statement = AdmissionRevocation(offer.run_id, node, wallet, reason[:MAX_REASON_CHARACTERS], int(now))
     with _opened(offer, data_dir) as database:
         database.keep_revocation(named, sign_admission_revocation(key, statement))
+        if wallet is not None:
+            database.show_name(wallet, "")
 
 
 def _checked_wallet(text: str) -> WalletId:
@@ -295,7 +364,7 @@ def _checked_wallet(text: str) -> WalletId:
 @contextmanager
 def _opened(offer: RunOffer, data_dir: Path) -> Generator[Database]:
     """The database of a run, next to an organiser that may run. Raises StorageError, also if it cannot be used."""
-    folder = data_dir / ORGANISER_FOLDER / offer.run_id[:16]
+    folder = organiser_folder(data_dir, offer.run_id)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with closing(Database(folder / DATABASE)) as database:
@@ -306,6 +375,17 @@ def _opened(offer: RunOffer, data_dir: Path) -> Generator[Database]:
 
 class _Server(Server):
     """Uvicorn's server that ends with exit code 0 after a signal, instead of sending the signal to itself again."""
+
+    def __init__(self, config: Config, app: FastAPI, started: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._app = app
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await _warm_up(self._app)
+        await super().startup(sockets)
+        if self.started:
+            self._started()
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -320,10 +400,27 @@ class _Server(Server):
                 signal.signal(number, handler)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+async def _warm_up(app: FastAPI) -> None:
+    """Send requests that are refused for their length, because the first request of each kind takes 0.1 s more."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(MAX_JOIN_BYTES + 1), "more_body": False}
+
+    async def send(_: object) -> None: ...
+
+    for method, path in (("PUT", "join"), ("PUT", "authorization_status"), ("POST", "refresh"), ("POST", "leave")):
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "scheme": "http", "method": method}
+        scope |= {"path": f"/api/{path}", "raw_path": f"/api/{path}".encode(), "query_string": b"", "headers": []}
+        await app(scope | {"client": (LOOPBACK, 0), "server": (LOOPBACK, 0)}, receive, send)
+
+
+def listener_at(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address. Raises NetworkRefusedError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        made = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # asyncio sends answers without delay only on sockets that name TCP; accepted sockets do as their listener does
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
     except OSError as error:
         raise NetworkRefusedError(
             f"Port {port} on {host} cannot be used: {error.strerror or error}.", "Choose another --listen HOST:PORT."

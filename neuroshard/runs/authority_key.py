@@ -1,19 +1,20 @@
-"""The authority key of an organiser on this computer, made once, in one private file of the data folder."""
+"""The organiser of this computer: its authority key, made once, and the address that it gives to others."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import StorageError
 from neuroshard.identity.signing import SigningKey
-from neuroshard.types import HexKey
+from neuroshard.types import HexKey, RunId
 
 ORGANISER_FOLDER = "organiser"
 KEY_FILE = "authority-key"
+ADDRESS_FILE = "address.json"
 
 
 class AuthorityKeyFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,3 +49,25 @@ def load_or_create_authority_key(data_dir: Path) -> SigningKey:
     if key.public_key.hex() != held.public_key:
         raise StorageError(f"{file.path} is damaged: the keys do not belong together.", file.if_damaged)
     return key
+
+
+class OrganiserAddress(Struct, frozen=True):
+    """The public address of an organiser, with which it was started last."""
+
+    url: Annotated[str, Meta(max_length=1000)]
+
+
+def organiser_folder(data_dir: Path, run_id: RunId) -> Path:
+    """The folder of one run's organiser."""
+    return data_dir / ORGANISER_FOLDER / run_id[:16]
+
+
+def organiser_address(data_dir: Path, run_id: RunId) -> StateFile[OrganiserAddress]:
+    """The file with the public address of this computer's organiser of a run."""
+    return StateFile(
+        organiser_folder(data_dir, run_id) / ADDRESS_FILE,
+        OrganiserAddress,
+        "set_aside",
+        "invitations name no organiser until it starts again",
+        data_dir=data_dir,
+    )

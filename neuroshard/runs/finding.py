@@ -25,7 +25,7 @@ from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.knocking import Knock, knock_at_all
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import check_entry, keeper_of
+from neuroshard.runs.organiser_client import check_entry, fetch_offer, keeper_of, organiser_url
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
@@ -144,14 +144,52 @@ class RunFinder:
                     f"Run {run_id[:16]} is not known on this computer, and the network is off.",
                     "Leave out --no-network, or --run.",
                 )
-            offer = await self._exchange.fetch(run_id, self._networking, report)
+            offer = await self._fetched(run_id, report)
         await self._admitted(offer, report, may_wait=self._may_wait or origin is RunOrigin.NEARBY)
-        keeper = keeper_of(self._settings, self._identity, lambda: offer, self._exchange.now, self.invitation)
+        keeper = keeper_of(
+            self._settings,
+            self._identity,
+            lambda: offer,
+            self._exchange.now,
+            self.invitation,
+            networking=self._networking,
+        )
+        if keeper is not None:
+            self._networking.book.add(offer.parameters.seeds, is_given=True)
         if keeper is not None and not keeper.restore(offer, self._identity):
             report(f"Asking the organiser of run {run_id[:16]} for a place.")
             await keeper.admit(report)
         is_invited = self.invitation is not None and self.invitation.run_id == run_id
         return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
+
+    async def _fetched(self, run_id: RunId, report: Callable[[str], None]) -> RunOffer:
+        """Wait until a node of a run, or its organiser if that is known, sends the signed run."""
+        url = organiser_url(self._settings, run_id, self.invitation)
+        if url is None:
+            return await self._exchange.fetch(run_id, self._networking, report)
+        found, trouble = list[RunOffer](), ""
+
+        def note(sentence: str) -> None:
+            nonlocal trouble
+            trouble = sentence
+
+        async with anyio.create_task_group() as tasks:
+
+            async def ask_nodes() -> None:
+                found.append(
+                    await self._exchange.fetch(
+                        run_id, self._networking, lambda words: report(f"{words} {trouble}".strip())
+                    )
+                )
+                tasks.cancel_scope.cancel()
+
+            async def ask_organiser() -> None:
+                found.append(self._exchange.store.keep(await fetch_offer(url, run_id, note)).offer)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(ask_nodes)
+            tasks.start_soon(ask_organiser)
+        return found[0]
 
     async def _admitted(self, offer: RunOffer, report: Callable[[str], None], *, may_wait: bool) -> None:
         """Enter a run, after asking its nodes for a pass that another node of this wallet has shown.

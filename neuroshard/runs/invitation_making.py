@@ -18,10 +18,13 @@ def invited_model(parameters: RunParameters) -> InvitedModel:
     return InvitedModel(sum(stage.parameters for stage in stages), len(stages), least)
 
 
-def invited_places(parameters: RunParameters, peers: Sequence[str], data: str | None) -> InvitedPlaces:
+def invited_places(
+    parameters: RunParameters, peers: Sequence[str], data: str | None, organiser: str | None = None
+) -> InvitedPlaces:
     """The places that an invitation names. Of the data, only an https:// address means the same place elsewhere."""
     places = (data,) if data is not None and data.startswith("https://") else ()
-    return InvitedPlaces(parameters.name, tuple(peers[:INVITED_PEERS]), places, model=invited_model(parameters))
+    model = invited_model(parameters)
+    return InvitedPlaces(parameters.name, tuple(peers[:INVITED_PEERS]), places, organiser, model)
 
 
 def qr_rows(link: str) -> tuple[str, ...]:

@@ -1,19 +1,25 @@
-"""The client of an organiser: a node asks for a place in a run, waits for it, and keeps its admission fresh."""
+"""The client of an organiser: a node asks for a place in a run, waits for it, and keeps its admission fresh.
+
+The organiser also sends the signed run and addresses of its members, so that a stranger needs no other address.
+"""
 
 from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from neuroshard import __version__
 from neuroshard.config.settings import Settings
@@ -25,6 +31,8 @@ from neuroshard.identity.admissions import (
     JOIN,
     LEAVE,
     MAX_ADMISSION_BYTES,
+    MAX_JOIN_ADDRESSES,
+    MAX_NAME_CHARACTERS,
     REFRESH,
     REFRESH_SECONDS,
     Admission,
@@ -34,11 +42,14 @@ from neuroshard.identity.admissions import (
     read_admission,
 )
 from neuroshard.identity.invitations import Invitation, InvitationError
+from neuroshard.membership.connectivity import KnownAddresses, Networking
 from neuroshard.membership.run_members import RunMembers
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
-from neuroshard.runs.offer import RunOffer
+from neuroshard.network.libp2p.addresses import Scope, may_be_reported, parse_address, scope_of
+from neuroshard.runs.authority_key import organiser_address
+from neuroshard.runs.offer import RunOffer, checked_offer
 from neuroshard.runs.stored_passes import StoredPasses
-from neuroshard.types import LATEST_TIME, LayerRange, is_loopback
+from neuroshard.types import LATEST_TIME, LOOPBACK, MAX_ADDRESS_CHARACTERS, LayerRange, RunId, is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -52,6 +63,8 @@ TRIES = 10
 AGAIN_SECONDS = 600.0  # until a node whose place was refused asks again
 LEAST_POLL_SECONDS = 1.0
 LEAVE_SECONDS = 3.0  # of a node that ends, for its last request
+OPENING_SECONDS = 5.0  # in which a node that starts waits for its own addresses
+MOST_SEEDS = 64  # in an answer
 _Base64 = Annotated[str, Meta(max_length=2 * MAX_ADMISSION_BYTES)]
 
 
@@ -68,6 +81,10 @@ class AdmittedForm(Struct, frozen=True):
 
     admission: _Base64
     revocations: Annotated[tuple[_Base64, ...], Meta(max_length=256)] = ()
+    seeds: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...], Meta(max_length=MOST_SEEDS)
+    ] = ()
+    reachable: bool | None = None
 
 
 class QueuedForm(Struct, frozen=True):
@@ -95,6 +112,8 @@ class Admittance:
     data: bytes
     admission: Admission
     ended: tuple[bytes, ...] = ()
+    seeds: tuple[str, ...] = ()  # addresses of members, the word of the organiser
+    reachable: bool | None = None  # whether the organiser reached this node from outside; None: not checked
 
 
 class OrganiserClient:
@@ -118,12 +137,19 @@ class OrganiserClient:
         self._now = now
         self._open_http = open_http
 
-    async def admit(self, report: Callable[[str], None]) -> Admittance:
+    @property
+    def name(self) -> str:
+        """The name that the owner of this node shows; "" for none."""
+        return self._claim.name
+
+    async def admit(self, report: Callable[[str], None], addresses: Sequence[str] = ()) -> Admittance:
         """Join, and wait in the queue until this node has a place. `report` gets the reason for the wait.
 
-        Raises OrganiserRefusedError, and NetworkRefusedError if the organiser does not answer.
+        `addresses` are those of this node. Raises OrganiserRefusedError, and NetworkRefusedError if the organiser does
+        not answer.
         """
-        answer = await self._ask("PUT", "join", lambda: self._signed(JOIN, self._claim))
+        claim = replace(self._claim, addresses=tuple(addresses[:MAX_JOIN_ADDRESSES]))
+        answer = await self._ask("PUT", "join", lambda: self._signed(JOIN, claim))
         while isinstance(answer, QueuedForm):
             waiting = answer
             wait = "" if waiting.estimated_wait_seconds is None else f", about {_time(waiting.estimated_wait_seconds)}"
@@ -135,7 +161,7 @@ class OrganiserClient:
             except OrganiserRefusedError as error:
                 if error.code != "unknown_request":
                     raise
-                answer = await self._ask("PUT", "join", lambda: self._signed(JOIN, self._claim))
+                answer = await self._ask("PUT", "join", lambda: self._signed(JOIN, claim))
         return self._checked(answer)
 
     async def refresh(self) -> Admittance:
@@ -167,7 +193,7 @@ class OrganiserClient:
             raise _unreadable(str(error)) from None
         if (admission.node, admission.wallet) != (self._identity.node_id, self._identity.wallet_id):
             raise _unreadable("it admitted another node")
-        return Admittance(data, admission, ended)
+        return Admittance(data, admission, ended, answer.seeds, answer.reachable)
 
     async def _ask(self, method: str, route: str, body: Callable[[], bytes]) -> AdmittedForm | QueuedForm:
         """Send a request, with a new claim for each try, until the organiser gives its answer."""
@@ -246,23 +272,41 @@ class OwnAdmission(Struct, frozen=True):
 
     organiser: Annotated[str, Meta(max_length=1000)]
     admission: AdmissionBytes
+    name: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)] = ""  # that the organiser was given last
+    reachable: bool | None = None
 
 
 class AdmissionKeeper:
     """Gets and keeps this node's admission to one run. `trouble` is a sentence for the owner, or ""."""
 
-    def __init__(self, client: OrganiserClient, url: str, file: StateFile[OwnAdmission], now: Callable[[], float]):
+    def __init__(
+        self,
+        client: OrganiserClient,
+        url: str,
+        file: StateFile[OwnAdmission],
+        now: Callable[[], float],
+        networking: Networking | None = None,
+    ) -> None:
+        """`networking` learns the addresses of members, and has this node's own; None: neither."""
         self._client = client
-        self._url = url
+        self.url = url
         self._file = file
         self._now = now
+        self._networking = networking
         self._shown: Admittance | None = None
+        self._name = client.name  # that the organiser knows
+        self._name_refusal = ""  # why it does not take the owner's name
         self.trouble = ""
 
     @property
     def layers(self) -> LayerRange | None:
         """The layers for which the organiser admitted this node; None without an admission, or for a trainer."""
         return None if self._shown is None else self._shown.admission.layers
+
+    @property
+    def reachable(self) -> bool | None:
+        """Whether the organiser reached this node from outside; None: not checked."""
+        return None if self._shown is None else self._shown.reachable
 
     def restore(self, offer: RunOffer, identity: NodeIdentity) -> bool:
         """Show the stored admission of this node; return whether it is live. Raises StorageError."""
@@ -281,11 +325,31 @@ class AdmissionKeeper:
             _LOG.warning("The stored admission is not used: %s", error)
             return None
         is_own = admission.node == identity.node_id and admission.wallet == identity.wallet_id
-        return Admittance(held.admission, admission) if is_own and self._now() <= admission.expires_at else None
+        self._name = held.name
+        is_live = is_own and self._now() <= admission.expires_at
+        return Admittance(held.admission, admission, reachable=held.reachable) if is_live else None
 
     async def admit(self, report: Callable[[str], None]) -> None:
         """Wait for a place, and store the admission. Raises like `OrganiserClient.admit`, and StorageError."""
-        self._keep(await self._client.admit(report))
+        self._keep(await self._joined(report))
+
+    @property
+    def _is_renamed(self) -> bool:
+        """Whether the organiser must still learn the owner's name."""
+        return self._name != self._client.name and not self._name_refusal
+
+    async def _joined(self, report: Callable[[str], None]) -> Admittance:
+        admittance = await self._client.admit(report, await self._own_addresses())
+        self._name = self._client.name
+        return admittance
+
+    async def _own_addresses(self) -> Sequence[str]:
+        """The addresses of this node. At its start it waits a little for its network."""
+        if self._networking is None or not self._networking.is_wanted:
+            return ()
+        with anyio.move_on_after(OPENING_SECONDS):
+            return (await self._networking.up()).transport.addresses()
+        return ()
 
     async def run(self, members: RunMembers) -> None:
         """Show the admission to the other nodes and renew it at half of its time, until cancelled.
@@ -298,6 +362,7 @@ class AdmissionKeeper:
                 shown = self._shown
                 if shown is not None:
                     members.renew(shown.data, shown.ended)
+                if shown is not None and not self._is_renamed:
                     refresh_at = shown.admission.admitted_at + REFRESH_SECONDS
                     await anyio.sleep(max(LEAST_POLL_SECONDS, refresh_at - self._now()))
                 await self._renew(is_known=shown is not None)
@@ -306,14 +371,21 @@ class AdmissionKeeper:
                 await self._client.leave()
 
     async def _renew(self, *, is_known: bool) -> None:
-        """Wait for the next admission. It counts even if it cannot be stored: the others see it."""
+        """Wait for the next admission. It counts even if it cannot be stored: the others see it.
+
+        A node whose owner changed its name joins again, which keeps its place.
+        """
         while True:
+            is_join = not is_known or self._is_renamed
             try:
-                admittance = await (self._client.refresh() if is_known else self._client.admit(self._note))
+                admittance = await (self._joined(self._note) if is_join else self._client.refresh())
                 break
             except OrganiserRefusedError as error:
                 if is_known and error.code == "no_place":
                     is_known = False  # the node joins at once, and waits after a refusal of that
+                    continue
+                if is_known and is_join and error.code == "already_admitted":
+                    self._name_refusal = str(error)  # the place matters more than the name
                     continue
                 self._note(str(error))
                 await anyio.sleep(AGAIN_SECONDS)
@@ -321,18 +393,79 @@ class AdmissionKeeper:
                 self._note(f"{error} This computer works on with its last admission.")
         try:
             self._keep(admittance)
-            self.trouble = ""
+            self.trouble = self._name_refusal
         except StorageError as error:
             self._note(str(error))
 
     def _keep(self, admittance: Admittance) -> None:
         self._shown = admittance
-        self._file.write(OwnAdmission(self._url, admittance.data))
+        if self._networking is not None:
+            learn_seeds(self._networking.book, self.url, admittance.seeds)
+        self._file.write(OwnAdmission(self.url, admittance.data, self._name, admittance.reachable))
 
     def _note(self, sentence: str) -> None:
         if sentence != self.trouble:
             _LOG.warning("%s", sentence)
         self.trouble = sentence
+
+
+def learn_seeds(book: KnownAddresses, url: str, seeds: Sequence[str]) -> None:
+    """Add addresses that the organiser at a URL reports, but no private ones if the organiser is far away."""
+    host = urlsplit(url).hostname or ""
+    teller = LOOPBACK if host == "localhost" else host if _is_ip(host) else None
+    for text in seeds:
+        try:
+            address = parse_address(text)
+        except UsageError:
+            continue
+        is_name = not _is_ip(address.host)
+        if is_name or may_be_reported(address.host, teller):
+            # the book does not dial other hosts on the word of a peer
+            book.add([text], is_near=is_name or scope_of(address.host) is not Scope.WORLD)
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def fetch_offer(
+    url: str,
+    run_id: RunId,
+    note: Callable[[str], None],
+    open_http: Callable[[str], AbstractAsyncContextManager[httpx.AsyncClient]] | None = None,
+) -> RunOffer:
+    """Ask an organiser for the signed run until it sends it. `note` gets the reason for the wait.
+
+    Only the offer that leads to the run id counts, whatever the organiser says.
+    """
+    pause = FIRST_RETRY_SECONDS
+    while True:
+        async with (open_http or _http)(url) as http:
+            found = await _request(http, "GET", f"{url}/api/parameters", b"")
+        if isinstance(found, str):
+            reason = found
+        elif found[0] != 200:
+            reason = f"status {found[0]}"
+        else:
+            try:
+                return checked_offer(run_id, found[1])
+            except DataError as error:
+                reason = error.message
+        note(f"The organiser at {url} does not send the run: {reason.rstrip('.')}.")
+        await anyio.sleep(pause)
+        pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+
+
+def organiser_url(settings: Settings, run_id: RunId, invitation: Invitation | None) -> str | None:
+    """The organiser that the owner or the invitation to a run names."""
+    if settings.organiser is not None:
+        return settings.organiser.rstrip("/")
+    is_invited = invitation is not None and invitation.run_id == run_id and invitation.organiser is not None
+    return str(invitation.organiser).rstrip("/") if invitation is not None and is_invited else None
 
 
 def keeper_of(
@@ -341,6 +474,8 @@ def keeper_of(
     offer: Callable[[], RunOffer],
     now: Callable[[], float],
     invitation: Invitation | None = None,
+    *,
+    networking: Networking | None = None,
 ) -> AdmissionKeeper | None:
     """The keeper of this node's admission; None if the run or the wallet needs none, or no organiser is known.
 
@@ -351,9 +486,7 @@ def keeper_of(
     if run.parameters.admission != "admitted" or identity.wallet_id == run.owner:
         return None
     file = admission_file(settings.data_dir, run)
-    url = settings.organiser
-    if url is None and invitation is not None and invitation.run_id == run.run_id:
-        url = invitation.organiser
+    url = organiser_url(settings, run.run_id, invitation)
     if url is None:
         held = file.read()
         url = None if held is None else held.organiser
@@ -365,11 +498,11 @@ def keeper_of(
         device=settings.device,
         memory_mb=tier_mb(available_mb(probe_memory(), settings.memory)),
         release=__version__,
+        name=settings.public_name or "",
         invitation=None if own is None else own.member_pass,
     )
-    url = url.rstrip("/")
     client = OrganiserClient(url, identity, offer, claim, now, open_http=lambda: _http(url))
-    return AdmissionKeeper(client, url, file, now)
+    return AdmissionKeeper(client, url, file, now, networking)
 
 
 def admission_file(data_dir: Path, offer: RunOffer) -> StateFile[OwnAdmission]:
@@ -381,6 +514,20 @@ def admission_file(data_dir: Path, offer: RunOffer) -> StateFile[OwnAdmission]:
         "this computer asks the organiser again",
         data_dir=data_dir,
     )
+
+
+def organiser_to_name(settings: Settings, offer: RunOffer) -> str | None:
+    """The https address of a run's organiser for invitations and join lines; None if none is known.
+
+    It is that of the setting, that of this computer's own organiser, or the one that admitted this node. Raises
+    StorageError.
+    """
+    if offer.parameters.admission != "admitted":
+        return None
+    own = organiser_address(settings.data_dir, offer.run_id).read()
+    held = admission_file(settings.data_dir, offer).read()
+    known = (settings.organiser, own and own.url, held and held.organiser)
+    return next((url for url in known if url and url.startswith("https://")), None)
 
 
 def check_entry(settings: Settings, identity: NodeIdentity, offer: RunOffer, invitation: Invitation | None) -> None:

@@ -442,6 +442,13 @@ class NetworkStatus:
     join_line: Annotated[
         str, about("command with which others join this run through this node; may be empty", brief="join with")
     ] = ""
+    reachable: Annotated[
+        bool | None,
+        about(
+            "whether the organiser of the run reached this node at its public address; null: not checked",
+            brief="reached from outside",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ def test_peers_and_status_tell_the_same_about_the_network(api: Api) -> None:
         "connections": 3,
         "addresses": ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWtest"],
         "join_line": JOIN_LINE,
+        "reachable": None,
         "bytes_sent": 10_000,
         "bytes_received": 20_000,
         "upload_rate": 100.0,

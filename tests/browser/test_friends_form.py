@@ -18,7 +18,15 @@ pytestmark = pytest.mark.browser
 
 
 INVITATION = {"label": "Cleo", "key": "1" * 64, "uses": 1, "left": 1, "not_after": 2e9, "state": "valid"}
-RUN = {"run_id": "2" * 64, "name": "friends", "is_owner": True, "may_invite": True, "deputies": [], "members": []}
+RUN = {
+    "run_id": "2" * 64,
+    "name": "friends",
+    "is_owner": True,
+    "may_invite": True,
+    "has_deputies": True,
+    "deputies": [],
+    "members": [],
+}
 SHOWN = {"invitation": None, "fault": None}
 MEMBERS = {"run": RUN | {"invitations": [INVITATION]}, "runs": [], "knocks": [], "nearby": None, "shown": SHOWN}
 
@@ -119,3 +127,15 @@ def test_a_run_of_friends_shows_the_way_to_an_invitation_and_no_line(
     node.publish(lambda _: a_demo(status))
     page.goto(f"{node.url}#/swarm")
     expect(card).to_contain_text("Nobody can join a demo.")
+
+
+def test_an_organised_run_has_invitations_and_no_deputies(start_node: StartNode, open_page: OpenPage) -> None:
+    page = open_owners_page(open_page, url := start_node().url)
+    deputies = page.get_by_role("region", name="Name a deputy?")
+    expect(deputies).to_be_visible()
+    organised = MEMBERS | {"run": RUN | {"has_deputies": False, "invitations": [INVITATION]}}
+    page.route("**/api/members", lambda route: route.fulfill(json=organised))
+    page.goto(f"{url}#/friends")
+    page.reload()
+    expect(page.get_by_role("button", name="Make an invitation")).to_be_visible()
+    expect(deputies).to_have_count(0)

@@ -207,6 +207,22 @@ def test_an_address_nobody_else_can_reach_is_named_as_such(start_node: StartNode
     expect(page.get_by_text("The addresses of this node lead to this computer itself")).to_be_visible()
 
 
+def test_the_check_of_the_organiser_is_shown(start_node: StartNode, open_page: OpenPage) -> None:
+    status = among(4)
+    node = start_node(status)
+    page = open_page(f"{node.url}#swarm")
+    words = page.get_by_text("from outside")
+    expect(page.get_by_role("region", name="Invite others").get_by_role("listitem").first).to_be_visible()
+    expect(words).to_have_count(0)
+    for reachable, sentence in (
+        (True, "The organiser of the run reached this computer from outside."),
+        (False, "The organiser of the run did not reach this computer from outside."),
+    ):
+        network = replace(status.network, reachable=reachable)
+        node.publish(lambda _, network=network: replace(status, network=network))
+        expect(words).to_contain_text(sentence)
+
+
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [

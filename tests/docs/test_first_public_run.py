@@ -130,11 +130,12 @@ def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path
             text = re.sub(rf"(?<![A-Z_]){word}(?![A-Z_])", meaning, text)
         return text
 
-    assert typed(organise).split("--peer")[0].strip() in said  # the command that `run create` printed
+    assert typed(organise).strip() in said  # the commands that `run create` printed
+    assert f"neuroshard --run {run} --organiser URL" in said
+    assert "--peer" not in page.split("## 5.")[1].split("## 6.")[0]
     with ExitStack() as running:
         running.enter_context(organiser.leaves_running(typed(node), "node.log"))
         until("an address", lambda: bool(addresses(organiser)), LONGEST_SECONDS)
-        words["ADDR"] = addresses(organiser)[0]
         listen = f"{typed(organise).strip()} --listen 127.0.0.1:{port}"  # 8800 may be in use on this computer
         running.enter_context(organiser.leaves_running(listen, "organiser.log"))
         until("the organiser", lambda: is_up(words["URL"]), LONGEST_SECONDS)

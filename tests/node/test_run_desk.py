@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
@@ -15,13 +16,15 @@ import pytest
 import trio
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.config.settings import Settings
 from neuroshard.errors import UsageError
 from neuroshard.identity import SignedRunParameters
-from neuroshard.identity.invitations import Invitation, InvitationTerms, InvitedPlaces
+from neuroshard.identity.invitations import Invitation, InvitationTerms, InvitedPlaces, read_invitation
 from neuroshard.identity.wallet import wallet_id_of
 from neuroshard.network.mdns import RunNotice
 from neuroshard.node.process import StopRequest
 from neuroshard.node.run_desk import RunDesk
+from neuroshard.runs.authority_key import OrganiserAddress, organiser_address
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockList, WaitingKnock
@@ -42,9 +45,7 @@ def offer() -> RunOffer:
 
 
 def desk_in(folder: Path, offer: RunOffer, knocks: KnockList, nearby: tuple[RunNotice, ...] | None = None) -> RunDesk:
-    configuration = SimpleNamespace(
-        settings=SimpleNamespace(data_dir=folder, genesis=None), source_of=lambda _: "default"
-    )
+    configuration = SimpleNamespace(settings=Settings(data_dir=folder), source_of=lambda _: "default")
     peer_network = SimpleNamespace(
         exchange=SimpleNamespace(followed=SimpleNamespace(offer=offer)),
         networking=SimpleNamespace(current=None),
@@ -83,6 +84,44 @@ def test_two_invitations_at_once_are_both_listed(
 
     trio.run(main)
     assert {one.label for one in StoredPasses(tmp_path, offer).issued().issued} == {"Ada", "Ben"}
+
+
+def test_the_owner_of_an_organised_run_invites_with_its_organiser(tmp_path: Path) -> None:
+    parameters = replace(PARAMETERS, admission="admitted", authority=("58" + 31 * "66",))
+    organised = RunOffer.of_new_run(SignedRunParameters.sign(OWNER, parameters))
+    url = "https://organiser.example"
+    desk = desk_in(tmp_path, organised, KnockList())
+
+    async def made(label: str) -> tuple[Invitation, dict[str, Any]]:
+        found = (await desk.carry_out(Invite(label, uses=2, days=1.0, may_invite=False))).details
+        listed = (await desk.carry_out(ListMembers())).details
+        assert found is not None
+        assert listed is not None
+        return read_invitation(str(found["link"])), cast("dict[str, Any]", listed["run"])
+
+    async def main() -> None:
+        first, run = await made("Ada")
+        assert (first.run_id, first.organiser, first.grant.uses) == (organised.run_id, None, 2)
+        assert (run["is_owner"], run["may_invite"], run["has_deputies"]) == (True, True, False)
+        organiser_address(tmp_path, organised.run_id).write(OrganiserAddress(url))
+        second, run = await made("Ben")
+        assert second.organiser == url
+        assert [one["label"] for one in run["invitations"]] == ["Ada", "Ben"]
+        second.check(organised.run_id, organised.initial.owner_public_key, time.time())
+
+    trio.run(main)
+
+
+def test_a_run_that_is_open_to_strangers_has_no_invitations(tmp_path: Path) -> None:
+    parameters = replace(PARAMETERS, admission="strangers")
+    desk = desk_in(tmp_path, RunOffer.of_new_run(SignedRunParameters.sign(OWNER, parameters)), KnockList())
+
+    async def main() -> None:
+        with pytest.raises(UsageError, match="needs no invitations"):
+            await desk.carry_out(Invite("Ada", uses=1, days=1.0, may_invite=False))
+        assert ((await desk.carry_out(ListMembers())).details or {})["run"] is None
+
+    trio.run(main)
 
 
 def test_commands_of_several_processes_undo_nothing_of_each_other(offer: RunOffer, tmp_path: Path) -> None:

@@ -363,6 +363,30 @@ def test_the_owner_ends_the_places_of_an_invitation(tmp_path: Path, restarts: bo
     refused("revoked", lambda: desk.join(2, invitation=invitation.pass_for(key_of(2), START)))
 
 
+def test_a_dropped_list_admits_any_wallet_again() -> None:
+    desk = Desk()
+    desk.database.allow(identity_of(1).wallet_id)
+    refused("not_in_allowlist", desk.join, 2)
+    desk.database.allow_anyone()
+    assert (desk.database.allowed(), desk.desk.has_list()) == (None, False)
+    desk.join(2)
+    desk.database.allow(identity_of(3).wallet_id)  # a new list, without the wallets of the old one
+    refused("not_in_allowlist", desk.join, 1)
+
+
+def test_names_are_of_one_wallet_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuroshard.organiser.database.MOST_NAMES", 2)
+    desk = Desk()
+    desk.join(1, name="Ada")
+    refused("already_admitted", lambda: desk.join(2, name="Ada"))
+    for number in (2, 3):
+        desk.database.show_name(identity_of(number).wallet_id, f"{number}")  # without a place
+    desk.join(4, name="Bo")
+    refused("already_admitted", lambda: desk.join(5, name="Ada"))  # a wallet with a place keeps its name
+    desk.join(5, name="2")
+    refused("already_admitted", lambda: desk.join(6, name="Bo"))
+
+
 def test_the_owner_ends_the_place_of_a_wallet(tmp_path: Path) -> None:
     desk, stored = Desk(tmp_path), StoredPasses(tmp_path, OFFER)
     invitation = stored.issue(OWNER, InvitationTerms(START + 9000, 2, "Ada"), InvitedPlaces("run"))

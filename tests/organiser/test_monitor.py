@@ -16,7 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from neuroshard.model.architecture import flops_per_token, plan_of
 from neuroshard.organiser import history
 from neuroshard.organiser.monitor import FRESH_SECONDS, SHOWN_POINTS, SHOWN_ROUNDS
-from neuroshard.organiser.observations import ObserverEnded, ReadyNode, StageSight, observation_line, read_observation
+from neuroshard.organiser.observations import (
+    ObserverEnded,
+    ReadyNode,
+    ReportedDevice,
+    StageSight,
+    observation_line,
+    read_observation,
+)
 from neuroshard.types import DAY_SECONDS, NodeId, WalletId
 from tests.organiser.desks import PARAMETERS, START, node
 from tests.organiser.watched import ADA, BOB, LATER_FOUNDATION, SIGHT, STAGES, TOKENS, VALUE, Watched
@@ -149,6 +156,21 @@ def test_reports_become_null_when_they_are_old(watched: Watched) -> None:
     assert watched.monitor.stages()[0][0] is None
 
 
+def test_devices_speed_and_reach_are_those_of_the_reports(watched: Watched) -> None:
+    devices = (ReportedDevice("NVIDIA H200", 2), ReportedDevice("<b>cpu</b>", 1))
+    watched.sight(flops_per_second=3e15, reachable_nodes=2, unreachable_nodes=1, devices=devices)
+    client = TestClient(watched.app, "http://organiser")
+    facts = client.get("/api/run").json()
+    assert facts["reported_flops_per_second"] == 3e15
+    assert (facts["reachable_nodes"], facts["unreachable_nodes"]) == (2, 1)
+    assert facts["devices"] == [{"device": "NVIDIA H200", "nodes": 2}, {"device": "<b>cpu</b>", "nodes": 1}]
+    metrics = client.get("/metrics").text
+    assert "neuroshard_run_reported_flops_per_second 3e+15" in metrics
+    assert "neuroshard_run_reachable_nodes 2.0" in metrics
+    watched.desk.now += FRESH_SECONDS + 6
+    assert client.get("/api/run").json()["devices"] is None
+
+
 def test_the_history_is_kept_and_bounded(watched: Watched) -> None:
     for minute in range(3 * 1440):
         watched.desk.now = START + 60 * minute
@@ -191,7 +213,7 @@ def test_a_database_that_cannot_be_written_costs_history_only(
     assert watched.monitor.trouble == ""
 
 
-def test_only_names_of_members_with_a_place_are_shown(watched: Watched) -> None:
+def test_a_name_is_shown_until_its_owner_removes_it(watched: Watched) -> None:
     desk = watched.desk
     desk.join(1, name="<b>Ada</b>")
     place = desk.database.place_of(node(1))
@@ -200,7 +222,12 @@ def test_only_names_of_members_with_a_place_are_shown(watched: Watched) -> None:
     board = {each["wallet"]: each["name"] for each in watched.monitor.leaderboard()["wallets"]}
     assert board == {place.wallet: "<b>Ada</b>", BOB: None}
     desk.database.free(node(1), desk.now)
+    assert watched.history.names() == {place.wallet: "<b>Ada</b>"}
+    desk.join(1, name="Ada")
+    assert watched.history.names() == {place.wallet: "Ada"}
+    desk.join(1)
     assert {each["name"] for each in watched.monitor.leaderboard()["wallets"]} == {None}
+    desk.join(2, name="Ada")  # nobody has it any more
 
 
 def test_public_answers_are_cached_compressed_and_without_cookies(watched: Watched) -> None:

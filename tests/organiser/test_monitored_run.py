@@ -52,9 +52,12 @@ def test_the_organiser_shows_the_work_that_certificates_prove(
             until("a worker", lambda: get(organiser, "/api/run")["stages"][0]["replicas"] == 1)
             until("a held-out loss", lambda: bool(get(organiser, "/api/run")["held_out_loss"]))
             assert get(organiser, "/api/run")["global_loss"] > 0
-            told = [*quick, "--run", run.run_id, *watched, "--organiser", organiser.url]
+            told = [*quick, "--run", run.run_id, "--organiser", organiser.url, "--public-name", "Ada"]
             with running_node(tmp_path / "other", told, variables=OTHER) as other:
                 until("work of both", lambda: get(organiser, "/api/run")["participants_ever"] == 2)
+                network = other.get("/api/status")["network"]
+                assert network["reachable"] is True
+                assert network["join_line"] == f"neuroshard --run {run.run_id} --organiser {organiser.url}"
                 until("the rate", lambda: get(organiser, "/api/run")["tokens_per_second"])
                 other.stop()
             owner.kill()
@@ -70,6 +73,7 @@ def test_the_organiser_shows_the_work_that_certificates_prove(
         rounds = [each for each in before["rounds"] if each["kind"] == "aggregate"]
         assert len(rounds) == before["successful_syncs"] <= 50
         assert board["pflop_total"] == before["pflop_total"]
+        assert sorted(each["name"] or "" for each in board["wallets"]) == ["", "Ada"]
         operations = [int(each["tokens"]) * per_token[int(each["stage"])] for each in rounds]
         assert board["pflop_total"] == sum(operations) / 10**15
         assert len(per_token) == 2

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+import anyio
 import httpx
+import msgspec
 import pytest
 import trio
 
 from benchmarks.organiser_process import OrganiserProcess, running_organiser
 from neuroshard.config.settings import Settings
 from neuroshard.identity import SignedRunParameters
-from neuroshard.identity.invitations import InvitationError
+from neuroshard.identity.claims import Signed
+from neuroshard.identity.invitations import InvitationError, InvitationTerms, InvitedPlaces, invite
 from neuroshard.node.peer_network import PeerNetwork
+from neuroshard.organiser.database import Database
+from neuroshard.organiser.service import LIST_CHANGE, ListChange
 from neuroshard.runs.authority_key import load_or_create_authority_key
 from neuroshard.runs.creation import write_offer
 from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import admission_file
 from neuroshard.runs.stored_runs import JoinedRuns
 from tests.organiser.desks import OWNER, PARAMETERS, Desk
 from tests.worlds.claims import identity_of
@@ -46,8 +54,6 @@ def organiser(folder: Path, arguments: Sequence[str] = ()) -> Iterator[Organiser
 
 
 def test_a_place_survives_a_kill(tmp_path: Path) -> None:
-    import time
-
     offer, desk = run_in(tmp_path), Desk()
     (tmp_path / "capacity.toml").write_text("replicas = 1\n[stages]\nbody-0 = 0\n")
     desk.now = time.time()
@@ -91,9 +97,36 @@ def test_a_node_enters_the_run_through_the_organiser_that_its_owner_names(tmp_pa
     assert trio.run(enter, node()) == []  # its admission is stored
 
 
-def test_the_owner_changes_the_list_and_ends_places_next_to_the_running_organiser(neuroshard: Command) -> None:
-    import time
+@pytest.mark.parametrize("is_invited", [False, True])
+def test_a_stranger_needs_the_organiser_only(tmp_path: Path, is_invited: bool) -> None:
+    """It gets the run, a place, and the address of a member, which the operator named."""
+    offer, other = run_in(tmp_path), identity_of(7).node_id
+    peer = f"/ip4/127.0.0.1/tcp/9/p2p/{other}"
+    folder = tmp_path / "node"
+    folder.mkdir()
 
+    async def scenario(url: str) -> None:
+        places = InvitedPlaces("run", organiser=url)
+        made = invite(OWNER, offer.run_id, InvitationTerms(time.time() + 600, 1, "Ada"), places, seed=bytes(32))
+        named = {"run": offer.run_id} | ({} if is_invited else {"organiser": url})
+        settings = Settings(data_dir=folder, p2p_host="127.0.0.1", **named)
+        node = PeerNetwork.of(settings, identity_of(1), invitation=made if is_invited else None)
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(node.networking.run)
+                assert (await node.finder.first(lambda _: None)).offer == offer
+                tasks.cancel_scope.cancel()
+        assert JoinedRuns(folder).load(offer.run_id) == offer
+        assert [address.text for address in node.networking.book.due(math.inf, ())] == [peer]
+
+    with organiser(tmp_path, ["--peer", peer]) as process:
+        trio.run(scenario, process.url)
+        held = admission_file(folder, offer).read()
+        assert held is not None
+        assert (held.organiser, held.reachable) == (process.url, True)
+
+
+def test_the_owner_changes_the_list_and_ends_places_next_to_the_running_organiser(neuroshard: Command) -> None:
     folder, desk = neuroshard.home, Desk()
     folder.mkdir(exist_ok=True)
     offer = run_in(folder)
@@ -117,16 +150,37 @@ def test_the_owner_changes_the_list_and_ends_places_next_to_the_running_organise
         denied = neuroshard("organise", "deny", one.wallet_id, *where, "--token", bytes(32).hex())
         assert denied.out == "The list is empty: only invited wallets may join.\n"
         assert join(2) == "not_in_allowlist"
+        owner = ("--token", bytes(32).hex())
+        opened = neuroshard("organise", "allow", "--anyone", *where, *owner)
+        assert (opened.code, opened.out) == (0, "The run has no list: any wallet may join.\n")
+        assert join(3) == ""
+        assert not httpx.get(f"{process.url}/api/run").json()["has_list"]
+        for wrong in ((), (one.wallet_id, "--anyone")):
+            assert neuroshard("organise", "allow", *wrong, *where, *owner).code == 2
+        assert neuroshard("organise", "allow", "--anyone", *where, "--token", bytes([7] * 32).hex()).code == 2
+        assert neuroshard("organise", "allow", identity_of(4).wallet_id, *where, *owner).code == 0
         assert neuroshard("organise", "allow", two.wallet_id, *where, "--token", bytes(32).hex()).code == 0
         assert join(2) == ""
         assert neuroshard("organise", "revoke", two.node_id, *where).code == 0
         assert [join(1), join(2)] == ["not_in_allowlist", "revoked"]
         assert neuroshard("organise", "revoke", "nobody", *where).code == 2
+    (database,) = folder.glob("organiser/*/organiser.sqlite")
+    with closing(Database(database)) as stored:
+        signed = [msgspec.msgpack.decode(each, type=Signed[ListChange]) for each in stored.list_changes()]
+    for each in signed:
+        each.verify(OWNER.public_key, LIST_CHANGE)
+    changes = [(change.change, change.wallet) for change in (each.read(ListChange) for each in signed)]
+    four = identity_of(4).wallet_id
+    assert changes == [
+        ("allow", one.wallet_id),
+        ("deny", one.wallet_id),
+        ("anyone", None),
+        ("allow", four),
+        ("allow", two.wallet_id),
+    ]
 
 
 def test_an_invited_wallet_joins_a_run_whose_list_is_empty(neuroshard: Command) -> None:
-    import time
-
     from neuroshard.identity.invitations import LINK, read_invitation
 
     folder, desk, me = neuroshard.home, Desk(), identity_of(1)

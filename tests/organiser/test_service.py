@@ -13,9 +13,10 @@ import pytest
 from uvicorn import Server
 
 import neuroshard.network.guarded_http as connection
+from neuroshard.errors import NetworkRefusedError
 from neuroshard.organiser.application import OrganiserContext, create_organiser_app
 from neuroshard.organiser.desk import RunPlan
-from neuroshard.organiser.service import server_of
+from neuroshard.organiser.service import listener_at, server_of
 from tests.organiser.desks import OFFER, Desk
 
 
@@ -26,8 +27,7 @@ class Site:
         self.desk = Desk()
         context = OrganiserContext(RunPlan(OFFER, self.desk.places), self.desk.desk, time.time, time.monotonic)
         self.server: Server = server_of(create_organiser_app(context))
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.listener = socket.create_server((host, 0), family=family)
+        self.listener = listener_at(host, 0)
         self.address = self.listener.getsockname()[:2]
         self.desk.now = time.time()
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
@@ -53,7 +53,7 @@ class Site:
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     try:
         made = Site(request.param)
-    except OSError:
+    except NetworkRefusedError:
         pytest.skip("no IPv6 on this computer")
     with made:
         yield made
@@ -74,3 +74,29 @@ def test_a_proxy_on_this_computer_names_the_address_of_its_client(site: Site) ->
     assert site.join(11, **{"X-Forwarded-For": "127.0.0.1, 203.0.113.77"}) == 429
     assert site.join(11, **{"X-Forwarded-For": "203.0.113.77, 198.51.100.1"}) != 429
     assert 429 not in [site.join(number) for number in range(12, 24)]
+
+
+def test_the_server_is_announced_when_it_answers_and_has_counted_no_request() -> None:
+    announced = list[int]()
+    desk = Desk()
+    context = OrganiserContext(RunPlan(OFFER, desk.places), desk.desk, time.time, time.monotonic)
+    with listener_at("127.0.0.1", 0) as listener:
+
+        def started() -> None:
+            announced.append(len(server.servers))
+            server.should_exit = True
+
+        server = server_of(create_organiser_app(context), started)
+        server.run(sockets=[listener])
+    assert announced == [1]
+    assert not desk.desk.refused
+    assert context.joins.wait("127.0.0.1", time.monotonic(), is_forwarded=True) == 0
+    desk.database.close()
+
+
+def test_the_listener_names_tcp_so_that_answers_are_sent_without_delay() -> None:
+    """Otherwise asyncio leaves Nagle's algorithm on, and the second packet of an answer waits 40 ms for the client."""
+    with listener_at("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert (listener.proto, accepted.proto) == (socket.IPPROTO_TCP, socket.IPPROTO_TCP)

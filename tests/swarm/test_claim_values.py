@@ -14,7 +14,7 @@ from neuroshard.identity.admissions import MAX_ADMISSION_BYTES
 from neuroshard.identity.invitations import MAX_PASS_BYTES
 from neuroshard.membership.announcements import Announcement, report_topic
 from neuroshard.membership.claim_intake import signed_report
-from neuroshard.membership.reports import MAX_REPORT_BYTES, MAX_WINDOWS, TrainingReport
+from neuroshard.membership.reports import MAX_DEVICE_CHARACTERS, MAX_REPORT_BYTES, MAX_WINDOWS, TrainingReport
 from neuroshard.membership.stage_coverage import StageRange
 from neuroshard.network.transport import RECORD_KIND, checked_record, node_of_address
 from neuroshard.status.snapshot import NodeState
@@ -106,6 +106,9 @@ BAD_REPORT_FIELDS: list[tuple[str, list[Any]]] = [
     ),
     ("held_out_loss", [math.nan, math.inf, -0.1, 10_000.1, "3", True]),
     ("held_out_step", [-1, 10**12 + 1, None]),
+    ("device", ["x" * 41, "\n", "caf\u00e9", None, 1]),
+    ("flops_per_second", [math.nan, math.inf, -1, 1e22, None]),
+    ("reachable", ["yes", 1]),
 ]
 
 
@@ -138,13 +141,14 @@ def test_the_longest_report_fits() -> None:
         held_out_loss=9_999.9,
         held_out_step=10**12,
         roles=tuple(Role),
+        device="d" * MAX_DEVICE_CHARACTERS,
     )
     assert 0.6 * MAX_REPORT_BYTES < len(signed_report(ALICE, longest, EPOCH)) < MAX_REPORT_BYTES
-    assert len(signed_report(ALICE, REPORT, EPOCH)) < 450
+    assert len(signed_report(ALICE, REPORT, EPOCH)) < 460
 
 
 def test_reports_with_missing_or_unknown_fields_are_refused() -> None:
-    with pytest.raises(MalformedClaimError, match="at most length 25, got 26"):
+    with pytest.raises(MalformedClaimError, match="at most length 28, got 29"):
         received(told(REPORT, extra=1), TrainingReport)
     with pytest.raises(MalformedClaimError, match="at least length 17, got 16"):
         received(told(REPORT)[:16], TrainingReport)

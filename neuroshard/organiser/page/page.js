@@ -203,7 +203,11 @@ function showStages(facts) {
   const words = joins?.nodes
     ? `Half of the ${count(joins.nodes)} nodes that started within a day trained after ${duration(joins.median)}.` : "";
   const waiting = facts.queue === 1 ? "1 node waits." : `${count(facts.queue)} nodes wait.`;
-  byId("joining").textContent = `${words} ${facts.queue ? waiting : "No node waits."}`.trim();
+  const checked = (facts.reachable_nodes ?? 0) + (facts.unreachable_nodes ?? 0);
+  const outside = checked ? `${count(facts.reachable_nodes)} of ${count(checked)} nodes can be reached from outside.` : "";
+  const list = facts.has_list ? "Only listed and invited wallets may join." : "";
+  const said = [words, facts.queue ? waiting : "No node waits.", outside, list];
+  byId("joining").textContent = said.filter(Boolean).join(" ");
   table(byId("stages"), [
     ["Stage", (stage) => stage.stage, true],
     ["Layers", (stage) => (stage.layers ? `${stage.layers[0] + 1} to ${stage.layers[1]}` : "none")],

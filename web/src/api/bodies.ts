@@ -103,7 +103,7 @@ export interface MemberBody {
 
 /** GET /api/members: the run's invitations and members, and the runs that this computer knows. */
 export interface MembersBody {
-  run: RunMembersBody | null; // null: this node serves no run of friends
+  run: RunMembersBody | null; // null: this node serves no run with invitations
   runs: KnownRunBody[];
   knocks: KnockBody[];
   nearby: NearbyRunBody[] | null; // other runs on the local network; null: it is not searched
@@ -151,12 +151,13 @@ export interface PresetsBody {
   after_restart: string[]; // settings of the presets that are stored for the next start
 }
 
-/** The run of friends that this node serves. */
+/** The run of friends, or organised run, that this node serves. */
 export interface RunMembersBody {
   run_id: string;
   name: string;
   is_owner: boolean;
   may_invite: boolean;
+  has_deputies: boolean; // whether the owner can name deputies: in a run of friends
   deputies: string[]; // wallets that may found the run again while the owner is away
   invitations: IssuedBody[];
   members: MemberBody[];

@@ -236,6 +236,7 @@ export interface NetworkStatus {
   banned_peers: number; // peers that are banned now
   refused: Record<string, number>; // refused messages of peers, by reason
   join_line: string; // command with which others join this run through this node; may be empty
+  reachable: boolean | null; // whether the organiser of the run reached this node at its public address; null: not checked
 }
 
 /** Activity of the node; `NodeStatus.state_reason` gives the reason. */

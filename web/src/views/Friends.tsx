@@ -49,7 +49,7 @@ export function Friends({ status, reachable, actions }: Props) {
           ))}
           {members.shown.invitation !== null || members.shown.fault !== null ? null : <Invite status={status} run={members.run} actions={actions} onChange={read} />}
           <JoinAnother startedAt={status.started_at} members={members} actions={actions} onChange={read} />
-          {members.run?.is_owner && members.run.invitations.length > 0 && <Deputies run={members.run} actions={actions} onChange={read} />}
+          {members.run?.is_owner && members.run.has_deputies && members.run.invitations.length > 0 && <Deputies run={members.run} actions={actions} onChange={read} />}
         </div>
       )}
     </div>

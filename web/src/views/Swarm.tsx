@@ -10,7 +10,7 @@ import { Bar, Card, Facts, Section, Stat, ToneMark } from "../components/parts";
 import { bigCount, bytes, count, loss, percent, plural } from "../format";
 import { lineSpeed } from "../words/presets";
 import type { Dashboard } from "../state/store";
-import { comparison, namesFolder, needsInvitation, networkTone, onlyHere, rate, reasonWords, swarmSentence, together } from "../words/swarm";
+import { comparison, namesFolder, needsInvitation, networkTone, onlyHere, outsideWords, rate, reasonWords, swarmSentence, together } from "../words/swarm";
 
 interface Props {
   dashboard: Dashboard;
@@ -187,14 +187,18 @@ function Addresses({ network }: { network: NetworkStatus }) {
 
 function AddressList({ network }: { network: NetworkStatus }) {
   if (network.addresses.length === 0) return <p class="muted">None at the moment.</p>;
+  const outside = outsideWords(network.reachable);
   return (
-    <ul class="addresses">
-      {network.addresses.map((address) => (
-        <li key={address}>
-          <code>{address}</code>
-        </li>
-      ))}
-    </ul>
+    <>
+      <ul class="addresses">
+        {network.addresses.map((address) => (
+          <li key={address}>
+            <code>{address}</code>
+          </li>
+        ))}
+      </ul>
+      {outside !== "" && <p class={network.reachable ? "small muted" : "small text-warn"}>{outside}</p>}
+    </>
   );
 }
 

@@ -104,6 +104,14 @@ export function reasonWords(reason: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
+/** A sentence about the organiser's check from outside; "" without one. */
+export function outsideWords(reachable: boolean | null): string {
+  if (reachable === null) return "";
+  return reachable
+    ? "The organiser of the run reached this computer from outside."
+    : "The organiser of the run did not reach this computer from outside. It takes part through a relay, which is slower. Let the router forward the port of this node.";
+}
+
 export function rate(bytesPerSecond: number | null): string {
   return `${bytes(bytesPerSecond ?? 0)}/s`;
 }

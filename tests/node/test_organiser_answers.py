@@ -1,0 +1,194 @@
+"""The run, the addresses and the name: what a node takes from its organiser, and what it believes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from neuroshard.config.settings import Settings
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity.admissions import ADMISSION_SECONDS, REFRESH_SECONDS, JoinClaim
+from neuroshard.membership.connectivity import KnownAddresses
+from neuroshard.node.peer_network import PeerNetwork, join_line, own_report
+from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.organiser_client import (
+    AdmissionKeeper,
+    OrganiserClient,
+    admission_file,
+    fetch_offer,
+    learn_seeds,
+    organiser_to_name,
+)
+from neuroshard.status.computer import AccelerationStatus
+from tests.node.test_closed_run import status as some_status
+from tests.node.test_closed_run import until
+from tests.node.test_organised_run import OFFER, PARAMETERS, Organised, Organiser, members_at, now, play
+from tests.worlds.claims import identity_of
+from tests.worlds.clock import run_virtually
+
+URL = "https://organiser.example"
+OTHER = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(TokenSecret("hex", bytes(32))), PARAMETERS))
+
+
+def at(number: int, host: str) -> str:
+    kind = "ip4" if host[0].isdigit() else "dns4"
+    return f"/{kind}/{host}/tcp/4001/p2p/{identity_of(number).node_id}"
+
+
+def test_the_run_of_an_organiser_counts_only_if_it_leads_to_the_run_id() -> None:
+    answers = [
+        httpx.ConnectError("refused"),
+        httpx.Response(503),
+        httpx.Response(200, content=b"<html>"),
+        httpx.Response(200, content=bytes(10**5)),
+        httpx.Response(200, content=OTHER.to_json()),
+        httpx.Response(200, content=OTHER.to_json().replace(OTHER.run_id.encode(), OFFER.run_id.encode())),
+        httpx.Response(200, content=OFFER.to_json()),
+    ]
+    left, notes = list(answers), list[str]()
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        assert request.url == f"{URL}/api/parameters"
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def scenario() -> None:
+        found = await fetch_offer(
+            URL, OFFER.run_id, notes.append, lambda _: httpx.AsyncClient(transport=httpx.MockTransport(respond))
+        )
+        assert found == OFFER
+
+    run_virtually(scenario)
+    assert left == []
+    assert len(notes) == len(answers) - 1
+    assert "refused" in notes[0]
+    assert all(note.startswith(f"The organiser at {URL} does not send the run: ") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("url", "trusted"),
+    [
+        (URL, {"node.example"}),
+        ("https://203.0.113.1", {"node.example"}),
+        ("https://192.168.1.1:8800", {"node.example", "192.168.1.5"}),
+        ("http://127.0.0.1:8800", {"node.example", "192.168.1.5", "127.0.0.1"}),
+        ("http://localhost:8800", {"node.example", "192.168.1.5", "127.0.0.1"}),
+    ],
+)
+def test_a_distant_organiser_leads_to_no_private_address(url: str, trusted: set[str]) -> None:
+    book = KnownAddresses(identity_of(1).node_id)
+    hosts = ("198.51.100.1", "192.168.1.5", "127.0.0.1", "169.254.169.254", "node.example")
+    learn_seeds(book, url, [*(at(2 + number, host) for number, host in enumerate(hosts)), "nonsense", at(1, "1.2.3.4")])
+    due = book.due(0.0, ())
+    assert {address.host for address in due} == trusted | {"198.51.100.1"}
+    # a public address is a peer's word; the network does not dial others on that
+    assert {address.host for address in due if address.is_trusted} == trusted
+
+
+def keeper_of(node: PeerNetwork, organiser: Organiser, name: str = "") -> AdmissionKeeper:
+    client = OrganiserClient(
+        URL,
+        node.identity,
+        lambda: OFFER,
+        JoinClaim(OFFER.run_id, memory_mb=4000, name=name),
+        now,
+        open_http=lambda: httpx.AsyncClient(transport=organiser),
+    )
+    file = admission_file(node.settings.data_dir, OFFER)
+    return AdmissionKeeper(client, URL, file, now, node.networking)
+
+
+def test_a_joiner_announces_itself_and_learns_the_others(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        first, second = await world.started(1, 2, admitted=False)
+        await keeper_of(first, organiser).admit(lambda _: None)
+        known = organiser.database.addresses()[first.identity.node_id]
+        assert known == tuple((await first.networking.up()).transport.addresses())
+        joining = keeper_of(second, organiser)
+        await joining.admit(lambda _: None)
+        assert joining.reachable is None
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_changed_name_reaches_the_organiser_and_costs_no_place(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        (node,) = await world.started(1, admitted=False)
+        me = node.identity
+
+        def names() -> list[str]:
+            rows = organiser.database._rows("SELECT name FROM names WHERE wallet = ?", me.wallet_id)
+            return [str(row[0]) for row in rows]
+
+        async def restarted(name: str) -> AdmissionKeeper:
+            await anyio.sleep(1)  # each claim of a node is later than the one before
+            keeper = keeper_of(node, organiser, name)
+            assert keeper.restore(OFFER, me)
+            world.tasks.start_soon(keeper.run, members_at(node))
+            return keeper
+
+        await keeper_of(node, organiser, "Ada").admit(lambda _: None)
+        assert names() == ["Ada"]
+        place = organiser.database.place_of(me.node_id)
+        await restarted("Bo")
+        await until(60, lambda: names() == ["Bo"])
+        assert organiser.database.place_of(me.node_id) == place
+        organiser.database.show_name(identity_of(2).wallet_id, "Eve")
+        keeper = await restarted("Eve")  # of another wallet
+        await until(60, lambda: "has the name 'Eve'" in keeper.trouble)
+        await anyio.sleep(1.5 * ADMISSION_SECONDS)
+        kept = organiser.database.place_of(me.node_id)
+        assert kept is not None
+        assert kept.expires_at > now() + REFRESH_SECONDS - 60
+        assert "has the name 'Eve'" in keeper.trouble
+        assert names() == ["Bo"]
+        await restarted("")
+        await until(60, lambda: names() == [])
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_the_first_join_is_refused_if_another_wallet_has_the_name(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        (node,) = await world.started(1, admitted=False)
+        organiser.database.show_name(identity_of(2).wallet_id, "Eve")
+        with pytest.raises(Exception, match="Choose another name"):
+            await keeper_of(node, organiser, "Eve").admit(lambda _: None)
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_report_has_device_speed_and_reach() -> None:
+    speed = AccelerationStatus("NVIDIA\u00ae H200", "bf16", 2_000, 1e15, "table", tokens_per_second=3_000.0)
+    status = some_status()
+    plain = own_report(replace(status, acceleration=None), OFFER.run_id)
+    assert (plain.device, plain.flops_per_second, plain.reachable) == ("", 0.0, None)
+    network = replace(status.network, reachable=True)
+    report = own_report(replace(status, acceleration=speed, network=network), OFFER.run_id)
+    assert (report.device, report.flops_per_second, report.reachable) == ("NVIDIA H200", 6e6, True)
+    waiting = replace(status, acceleration=replace(speed, tokens_per_second=None))
+    assert own_report(waiting, OFFER.run_id).flops_per_second == 0.0
+
+
+def test_only_an_https_organiser_is_named_to_others(tmp_path: Path) -> None:
+    def named(**settings: Any) -> str | None:
+        return organiser_to_name(Settings(data_dir=tmp_path, **settings), OFFER)
+
+    assert named() is None
+    assert named(organiser="http://127.0.0.1:8800") is None
+    assert named(organiser=URL) == URL
+    assert join_line(OFFER, ["/ip4/..."], "", URL) == f"neuroshard --run {OFFER.run_id} --organiser {URL}"
+    assert join_line(OFFER, ["/ip4/..."], "") == f"neuroshard --run {OFFER.run_id} --organiser URL"
