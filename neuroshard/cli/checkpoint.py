@@ -10,9 +10,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuroshard.cli.assemble import (
+    DEFAULT_WAIT_SECONDS,
+    ENTRY_OPTIONS,
+    SHOWN_PRECISION,
+    OuterStep,
+    Wait,
+    assemble,
+    assembler_settings,
+    collect,
+)
 from neuroshard.cli.hub import PUBLIC_HUB, hub_token, require_hub_library, require_private_way
 from neuroshard.cli.hub import push as push_files
-from neuroshard.cli.options import AsJson, DataDir, node_folder
+from neuroshard.cli.options import (
+    AsJson,
+    DataDir,
+    Invite,
+    OrganiserUrl,
+    Peers,
+    Token,
+    TokenFile,
+    node_folder,
+)
 from neuroshard.cli.remote import DemoNode
 
 if TYPE_CHECKING:
@@ -23,8 +42,6 @@ if TYPE_CHECKING:
     from neuroshard.status.snapshot import CheckpointGeneration
     from neuroshard.types import LayerRange
 
-
-SHOWN_PRECISION = 0.999_999  # seconds, added to --at: the list shows whole seconds, and its times must select a state
 
 From = Annotated[
     list[Path] | None,
@@ -92,68 +109,117 @@ def as_facts(stage: SavedStage) -> dict[str, object]:
 
 
 MOST_LISTINGS = 10
-FORMATS = ("hf", "huggingface", "gguf", "torch")  # the first two mean the same
+FORMATS = ("hf", "huggingface", "gguf", "torch", "dcp")  # the first two mean the same
+FORMATS_TO_PUSH = ("hf", "huggingface", "gguf")
+OutPath = Annotated[
+    Path, typer.Option("--out", metavar="PATH", help="Folder (hf, dcp) or file (gguf, torch) to write.")
+]
+FormatName = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="hf: a Hugging Face folder; gguf: a file for llama.cpp; dcp: a folder of torch.distributed.checkpoint "
+        "with TorchTitan's names. They have the replicas' mean after a round. "
+        "torch: a PyTorch file with this node's own weights and optimizer state.",
+    ),
+]
+ExportAt = Annotated[
+    datetime | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="Use each stage's newest state at or before this local time: 2026-11-29T14:30. (default: now)",
+    ),
+]
+SavedRun = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="RUN_ID", help="The run id, or its first digits. (default: the most recently saved run)"
+    ),
+]
+OneState = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Export only this state: a .json file from `checkpoint list`.")
+]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="tokenizer.json of the data set. (default: the copy that the node keeps)"),
+]
+Push = Annotated[
+    str | None,
+    typer.Option(metavar="OWNER/NAME", help="Push the export to this repository of a hub, with a model card."),
+]
+HubTokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File with your token at the hub. (default: HF_TOKEN)")
+]
+FromRun = Annotated[
+    bool,
+    typer.Option(
+        "--from-run",
+        help="First get the states from the nodes of --run, as `checkpoint assemble` does. They stay in OUT.states.",
+    ),
+]
 
 
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Folder (hf) or file (gguf, torch) to write.")],
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="hf: a Hugging Face folder; gguf: a file for llama.cpp. Both have the replicas' mean after a round. "
-            "torch: a PyTorch file with this node's own weights and optimizer state.",
-        ),
-    ] = "hf",
-    at: Annotated[
-        datetime | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="Use each stage's newest state at or before this local time: 2026-11-29T14:30. (default: now)",
-        ),
-    ] = None,
+    context: typer.Context,
+    out: OutPath,
+    format_name: FormatName = "hf",
+    at: ExportAt = None,
     from_folders: From = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN_ID", help="The run id, or its first digits. (default: the most recently saved run)"
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Export only this state: a .json file from `checkpoint list`.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="tokenizer.json of the data set. (default: the copy that the node keeps)"),
-    ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(metavar="OWNER/NAME", help="Push the export to this repository of a hub, with a model card."),
-    ] = None,
+    run: SavedRun = None,
+    checkpoint: OneState = None,
+    tokenizer: TokenizerFile = None,
+    push: Push = None,
     hub: Annotated[str, typer.Option(metavar="URL", help="The hub, for --push.")] = PUBLIC_HUB,
-    hub_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with your token at the hub. (default: HF_TOKEN)")
-    ] = None,
+    hub_token_file: HubTokenFile = None,
     public: Annotated[
         bool, typer.Option("--public", help="Create a public repository instead of a private one.")
     ] = False,
+    from_run: FromRun = False,
+    outer_step: OuterStep = None,
+    wait: Wait = DEFAULT_WAIT_SECONDS,
+    token: Token = None,
+    token_file: TokenFile = None,
+    invite: Invite = None,
+    organiser: OrganiserUrl = None,
+    peer: Peers = None,
     data_dir: DataDir = None,
     demo: DemoNode = False,
     as_json: AsJson = False,
 ) -> None:
     """Assemble the saved stages of a run into one model for other programs."""
-    token = None if push is None else _check_push(format_name, hub, hub_token_file)
+    from neuroshard.errors import UsageError
+
+    push_token = None if push is None else _check_push(format_name, hub, hub_token_file)
+    entry = {name: value for name, value in context.params.items() if name in ENTRY_OPTIONS}
+    if from_run:
+        _check_sources(out, format_name, from_folders, checkpoint)
+        loaded = assembler_settings({"run": run, "data_dir": data_dir, **entry})
+        from_folders = [out.with_name(f"{out.name}.states")]
+        run, at = collect(loaded, from_folders[0], at, outer_step, wait).run_id, None
+    elif any(entry.values()) or outer_step is not None:
+        raise UsageError("--outer-step, --peer, --invite, --organiser and a token need --from-run.", "Add it.")
     stages = _export_stages(out, format_name, at, from_folders, run, checkpoint, tokenizer, data_dir, demo=demo)
     written: dict[str, object] = {"out": str(out.absolute()), "format": format_name}
     if not as_json:
         typer.echo(f"{steps_named(stages)} written to {out}.")
-    if push is not None and token is not None:
-        written["pushed"] = push_files(_pushed_files(out, format_name), push, hub, token, is_public=public)
+    if push is not None and push_token is not None:
+        written["pushed"] = push_files(_pushed_files(out, format_name), push, hub, push_token, is_public=public)
         if not as_json:
             typer.echo(f"Pushed to {written['pushed']}.")
     if as_json:
         typer.echo(json.dumps(written | {"stages": [as_facts(stage) for stage in stages]}))
+
+
+def _check_sources(out: Path, format_name: str, from_folders: Sequence[Path] | None, checkpoint: Path | None) -> None:
+    """Raise UsageError before anything is fetched for an export that cannot be made."""
+    from neuroshard.errors import StorageError, UsageError
+
+    _check_format(format_name)
+    if from_folders or checkpoint is not None:
+        raise UsageError("--from-run excludes --from and --checkpoint.", "Leave one of them out.")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise StorageError(f"{out} already exists.", "Name a new one. Existing files are never overwritten.")
 
 
 def _export_stages(
@@ -214,8 +280,8 @@ def _check_push(format_name: str, hub: str, token_file: Path | None) -> str:
     """Return the token at the hub. Raises UsageError before any state is read if the push cannot work."""
     from neuroshard.errors import UsageError
 
-    if format_name == "torch":
-        raise UsageError("--push does not upload the torch format.", "Use --format hf or --format gguf.")
+    if format_name not in FORMATS_TO_PUSH:
+        raise UsageError(f"--push does not upload the {format_name} format.", "Use --format hf or --format gguf.")
     require_private_way(hub)
     require_hub_library(hub)
     return hub_token(token_file)
@@ -233,7 +299,7 @@ def _check_format(format_name: str) -> None:
     from neuroshard.errors import UsageError
 
     if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name} is not known.", "Use --format hf, --format gguf or --format torch.")
+        raise UsageError(f"--format {format_name} is not known.", "Use --format hf, gguf, torch or dcp.")
     if format_name == "gguf":
         from neuroshard.state.export import require_gguf
 
@@ -246,6 +312,11 @@ def _write(stages: Sequence[SavedStage], format_name: str, out: Path, tokenizer:
         from neuroshard.state.export import export_torch
 
         export_torch(stages, out)
+        return
+    if format_name == "dcp":
+        from neuroshard.state.export import export_dcp
+
+        export_dcp(stages, out)
         return
     from neuroshard.errors import DataError
     from neuroshard.runs.data_opening import table_of
@@ -273,8 +344,9 @@ _SHARED = (
     "the same --at, and only then start them."
 )
 
-app = typer.Typer(help="List, check, export and restore checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="List, check, export, restore and assemble checkpoints.", no_args_is_help=True)
 app.command("export")(export)
+app.command("assemble")(assemble)
 
 
 @app.command("list")

@@ -18,6 +18,7 @@ from neuroshard import __version__
 from neuroshard.cli import checkpoint, desktop, doctor, genesis, organise, remote, run, start, talk, update, wallet
 from neuroshard.cli.failures import ExitCode, exit_code, exit_codes_line, print_error, show_failure_on_desktop
 from neuroshard.cli.options import (
+    Archive,
     CompileOption,
     DataDir,
     DeviceOption,
@@ -194,6 +195,7 @@ def node(
     cpu_threads: Threads = None,
     max_storage: MaxStorage = None,
     inner_steps: InnerSteps = None,
+    archive: Archive = False,
     train_when: TrainWhen = None,
     no_training: NoTraining = False,
     headless: Headless = False,

@@ -217,6 +217,14 @@ InnerSteps = Annotated[
         help="Longest interval between two rounds, in inner steps, for a run of your own. (default: 100)",
     ),
 ]
+Archive = Annotated[
+    bool,
+    typer.Option(
+        "--archive",
+        help="Keep a checkpoint for ever every 50 outer steps of a run, so that its model of an earlier time can be "
+        "assembled.",
+    ),
+]
 TrainWhen = Annotated[
     str | None,
     typer.Option(

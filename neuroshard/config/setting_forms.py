@@ -153,6 +153,16 @@ FORMS: dict[str, SettingForm] = {
     ),
     "genesis": SettingForm(_RUN, "Training text from", "Place of the training text.", level=_MORE),
     "text": SettingForm(_RUN, "Own text", "Folder with your own text files to train on.", level=_MORE, unset="none"),
+    "archive": SettingForm(
+        _RUN,
+        "Archive",
+        "Keep a checkpoint for ever at regular outer steps of a run, so that its model of an earlier time can be "
+        "assembled. The archive counts as saved work on disk.",
+        level=_MORE,
+    ),
+    "archive_every": SettingForm(
+        _RUN, "Archive every", "Outer steps between two archived checkpoints.", "outer steps", _MORE
+    ),
     "inner_steps": SettingForm(
         _RUN,
         "Steps between rounds",

@@ -222,6 +222,12 @@ class Settings(BaseModel):
     checkpoint_write_gb_per_day: Annotated[
         Real, Field(ge=0.001, le=VAST), SettingNote(f"gigabytes per day, 0.001 to {VAST}", Applies.AT_ONCE)
     ] = 200.0
+    archive: Annotated[
+        bool, SettingNote("true or false; whether to keep a checkpoint for ever at regular outer steps of a run")
+    ] = False
+    archive_every: Annotated[
+        Whole, Field(ge=1, le=VAST), SettingNote(f"outer steps between two archived checkpoints, 1 to {VAST}")
+    ] = 50
     inner_steps: Annotated[
         Whole | None, Field(ge=1, le=1_000_000), SettingNote("1 to 1000000; only for a run of your own; unset: 100")
     ] = None

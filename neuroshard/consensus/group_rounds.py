@@ -26,7 +26,7 @@ from neuroshard.consensus.round_runner import RoundDependencies, RoundRunner
 from neuroshard.consensus.round_status import NO_ANSWER, NO_QUORUM, RoundEnd, RoundMonitor, RoundTerms, with_round
 from neuroshard.consensus.round_work import RoundWork
 from neuroshard.consensus.seat_changes import LOST_LOG, RoundSetting, SeatChanges
-from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, chain_answer
+from neuroshard.consensus.stage_chain import CHAIN, CHAIN_LIMITS, ChainRequest, StageChain, chain_answer
 from neuroshard.consensus.sync_strategies import (
     Abandoned,
     Agreed,
@@ -515,14 +515,19 @@ class RoundRequestHandlers:
 
     def __init__(self) -> None:
         self.groups: dict[StageName, GroupRounds] = {}
+        self._copied: dict[StageName, StageChain] = {}  # next to copies of stages that are trained elsewhere
         self._earlier: dict[StageName, StageRoundsStatus] = {}
 
     def add(self, group: GroupRounds) -> None:
         """Accept messages of this stage's rounds."""
         self.groups[group.stage] = group
 
+    def add_copied(self, stage: StageName, chain: StageChain) -> None:
+        """Answer for the chain of a stage of which this node keeps a copy, while it does not hold the stage."""
+        self._copied[stage] = chain
+
     def clear(self) -> None:
-        """Refuse all requests."""
+        """Refuse all requests about rounds."""
         self._earlier |= {stage: group.status for stage, group in self.groups.items()}
         self.groups.clear()
 
@@ -554,7 +559,8 @@ class RoundRequestHandlers:
         """
         await anyio.lowlevel.checkpoint()
         request = frame.read(ChainRequest)
-        chain = self._held(request.stage).chain.chain
+        copied = None if request.stage in self.groups else self._copied.get(request.stage)
+        chain = (copied or self._held(request.stage).chain).chain
         if chain is None or chain.statement != request.statement:
             raise RequestRefusedError("This node knows another foundation of the run.")
         return chain_answer(chain.proof(request.height))

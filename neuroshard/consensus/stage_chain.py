@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from statistics import median_low
 from typing import Protocol
 
 import anyio.to_thread
@@ -16,10 +18,11 @@ from neuroshard.config.state_file import make_folder, read_bounded, write_atomic
 from neuroshard.consensus.chain import AstrayError, Chain, ChainError, ChainLedger, ChainProof, ForkError, Step
 from neuroshard.consensus.committee import LARGEST_HEIGHT, Height
 from neuroshard.consensus.foundation import Founding
-from neuroshard.consensus.round_messages import Quorum
+from neuroshard.consensus.round_messages import MAX_ROUND_CLAIM_BYTES, Quorum, Vote
 from neuroshard.consensus.sync_strategies import StageRounds
 from neuroshard.decoders import msgpack_decoder
 from neuroshard.errors import StorageError
+from neuroshard.identity import read_claim
 from neuroshard.messages import Frame, FrameLimits, TensorPart, TensorSpec
 from neuroshard.network import ScoreReason
 from neuroshard.network.blocking import BlockingRunner
@@ -111,6 +114,58 @@ def proven_chain(store: ChainStore, founding: Founding) -> Chain:
         else:
             return chain if chain.line_in(founding) is line else Chain.founded(founding)
     return Chain.founded(founding)
+
+
+@dataclass(frozen=True)
+class CertifiedState:
+    """An outer state that a value of the chain leads to."""
+
+    certificate: Quorum
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Outer step and root, which name the state."""
+        return self.certificate.value.outer_step, self.certificate.value.next_root
+
+    @cached_property
+    def certified_at(self) -> float:
+        """Lower median of the dates that the voters signed, in seconds since the epoch."""
+        claims = (read_claim(vote.claim, Vote, MAX_ROUND_CLAIM_BYTES) for vote in self.certificate.votes)
+        return median_low([claim.issued_at for claim in claims])
+
+
+def certified_states(chain: Chain, archived: Iterable[bytes] = ()) -> dict[tuple[int, str], CertifiedState]:
+    """The states that a chain certifies, by outer step and root: those of its last values, and archived ones.
+
+    Of values with entries only, which lead to the same state, the first one counts. Raises ChainError for an archived
+    certificate that is not of this chain.
+    """
+    older = sorted((archived_value(chain, each) for each in archived), key=lambda each: each.value.height)
+    states = dict[tuple[int, str], CertifiedState]()
+    for certificate in (*older, *chain.recent):
+        state = CertifiedState(certificate)
+        states.setdefault(state.place, state)
+    return states
+
+
+def archived_value(chain: Chain, data: bytes) -> Quorum:
+    """Read a certificate of a height whose value the chain may not have.
+
+    The committee of that height must have signed it. Nothing shows that it is of the chain's line, but where the ledger
+    or a waypoint has another value, it is refused. Raises ChainError.
+    """
+    try:
+        certificate: Quorum = msgpack_decoder(Quorum).decode(data)
+    except (ValueError, RecursionError) as error:
+        raise ChainError(f"An archived certificate cannot be read: {str(error)[:200]}") from None
+    value = certificate.value
+    if value.height > chain.standing.height:
+        raise ChainError(f"An archived certificate has height {value.height}, which the chain does not have yet.")
+    chain.extended(certificate)
+    milestones = (*chain.ledger.milestones, *(point.milestone for point in chain.points))
+    if any(each.height == value.height and each.value != value.digest for each in milestones):
+        raise ChainError(f"An archived certificate of height {value.height} is of another line.")
+    return certificate
 
 
 class StageChain:

@@ -19,6 +19,7 @@ from neuroshard.compression import is_sparse, make_codec, next_residual
 from neuroshard.config.run_parameters import InnerOptimization, OuterOptimization, RunParameters
 from neuroshard.consensus.chain import ChainLedger, Standing, Step
 from neuroshard.consensus.gradient_averaging import AveragingPhase, averaging_kept_length, factor_plan, first_state
+from neuroshard.consensus.round_messages import Value
 from neuroshard.consensus.vote_log import KEPT_STEPS, MOST_KEPT_STEPS
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
@@ -223,6 +224,20 @@ def strategy_at(parameters: OuterOptimization, schema: TensorSchema, outer_step:
             raise ValueError("replicas that average their gradients do not train apart: see GradientAveraging")
         case _:
             assert_never(parameters.strategy)
+
+
+def certified_lead(value: Value, line: LineProgress, parameters: RunParameters, schema: TensorSchema) -> float | None:
+    """Velocities between the anchor that a value leads to and the mean of its members' weights, see `replica_mean`.
+
+    `line` is that of the state after the value, `parameters` are those of its outer step. None: the value is
+    not a mean of all weights, so the anchor is the best model that it proves.
+    """
+    if value.round_id is None or len(value.members) < 2 or parameters.outer.strategy == "averaging":
+        return None
+    certified_steps = max(0, line.sequences - value.sequences) // parameters.sequences_per_step
+    strategy = strategy_at(parameters.outer, schema, value.outer_step - 1, certified_steps)
+    step = strategy.candidates[min(line.choice, len(strategy.candidates) - 1)]
+    return step.momentum if strategy.makes_weights_equal and step.learning_rate == 1 else None
 
 
 def parts_of(parameters: OuterOptimization) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,19 +32,74 @@ def llama_parts(name: str, rows: int, architecture: Architecture) -> tuple[Llama
     Rotary pairs are already in the half-split order of that layout, so nothing is permuted.
     """
     prefix, _, kind = name.removesuffix(".weight").rpartition(".")
-    match kind:
-        case "query_key_value":
-            layer = f"model.{prefix.removesuffix('.attention')}.self_attn"
-            queries = architecture.head_count * architecture.head_size
-            keys = queries + architecture.key_value_head_count * architecture.head_size
-            edges = (("q_proj", 0, queries), ("k_proj", queries, keys), ("v_proj", keys, rows))
-        case "gate_up":
-            layer = f"model.{prefix.removesuffix('.feed_forward')}.mlp"
-            gates = architecture.feed_forward_size
-            edges = (("gate_proj", 0, gates), ("up_proj", gates, rows))
+    if kind not in _CUT:
+        return (LlamaPart(_llama_name(name, architecture), 0, rows),)
+    block, place, names = {
+        "query_key_value": (".attention", "self_attn", ("q_proj", "k_proj", "v_proj")),
+        "gate_up": (".feed_forward", "mlp", ("gate_proj", "up_proj")),
+    }[kind]
+    layer = f"model.{prefix.removesuffix(block)}.{place}"
+    return _cut([f"{layer}.{part}.weight" for part in names], kind, rows, architecture)
+
+
+_CUT = ("query_key_value", "gate_up")  # our matrices that other programs have in parts
+
+
+def _cut(names: Sequence[str], kind: str, rows: int, architecture: Architecture) -> tuple[LlamaPart, ...]:
+    """The rows of each part of a matrix, under these names."""
+    if kind == "query_key_value":
+        queries = architecture.head_count * architecture.head_size
+        edges = (0, queries, queries + architecture.key_value_head_count * architecture.head_size, rows)
+    else:
+        edges = (0, architecture.feed_forward_size, rows)
+    return tuple(LlamaPart(name, *edge) for name, edge in zip(names, pairwise(edges), strict=True))
+
+
+def titan_parts(name: str, rows: int, architecture: Architecture) -> tuple[LlamaPart, ...]:
+    """The parts of one of our parameters under the names of TorchTitan's Llama, in row order.
+
+    The rows of those with ROTATED names change places: TorchTitan rotates neighbouring pairs.
+    """
+    prefix, _, kind = name.removesuffix(".weight").rpartition(".")
+    if kind not in _CUT:
+        return (LlamaPart(_titan_name(name), 0, rows),)
+    names = {"query_key_value": ("wq", "wk", "wv"), "gate_up": ("w1", "w3")}[kind]
+    return _cut([f"{prefix}.{part}.weight" for part in names], kind, rows, architecture)
+
+
+ROTATED = ("wq.weight", "wk.weight", "q_norm.weight", "k_norm.weight")
+"""The ends of TorchTitan's names whose first dimension is in the order of the rotary pairs."""
+
+
+def titan_config(architecture: Architecture) -> dict[str, JsonValue]:
+    """The arguments of TorchTitan's model, and the options that its Llama does not have."""
+    return {
+        "dim": architecture.hidden_size,
+        "n_layers": architecture.layer_count,
+        "n_heads": architecture.head_count,
+        "n_kv_heads": architecture.key_value_head_count,
+        "vocab_size": architecture.vocabulary_size,
+        "hidden_dim": architecture.feed_forward_size,
+        "norm_eps": architecture.norm_epsilon,
+        "rope_theta": architecture.rope_theta,
+        "max_seq_len": architecture.sequence_length,
+        "qk_norm": architecture.qk_norm,
+        "norm_reorder": architecture.norm_reorder,
+    }
+
+
+def _titan_name(name: str) -> str:
+    match name:
+        case "embedding.weight":
+            return "tok_embeddings.weight"
+        case "head.weight":
+            return "output.weight"
         case _:
-            return (LlamaPart(_llama_name(name, architecture), 0, rows),)
-    return tuple(LlamaPart(f"{layer}.{part}.weight", start, stop) for part, start, stop in edges)
+            renamed = name.replace(".feed_forward_norm.", ".ffn_norm.")
+            renamed = renamed.replace(".attention.norms.query.", ".attention.q_norm.")
+            renamed = renamed.replace(".attention.norms.key.", ".attention.k_norm.")
+            renamed = renamed.replace(".attention.output.", ".attention.wo.")
+            return renamed.replace(".feed_forward.down.", ".feed_forward.w2.")
 
 
 def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
@@ -63,6 +120,15 @@ def to_llama_state_dict(model: StageModel) -> dict[str, Tensor]:
 
 def unit_scales(architecture: Architecture) -> dict[str, int]:
     """Names and sizes of the scales that the class needs and that our model with frozen norms does not have: ones."""
+    return {_llama_name(name, architecture): size for name, size in _frozen_scales(architecture).items()}
+
+
+def titan_unit_scales(architecture: Architecture) -> dict[str, int]:
+    """The scales of `unit_scales` under the names of TorchTitan's Llama."""
+    return {_titan_name(name): size for name, size in _frozen_scales(architecture).items()}
+
+
+def _frozen_scales(architecture: Architecture) -> dict[str, int]:
     if architecture.trainable_rmsnorm:
         return {}
     whole = architecture.qk_norm == "width"
@@ -71,7 +137,7 @@ def unit_scales(architecture: Architecture) -> dict[str, int]:
         sizes["attention.norms.query"] = architecture.head_size * (architecture.head_count if whole else 1)
         sizes["attention.norms.key"] = architecture.head_size * (architecture.key_value_head_count if whole else 1)
     return {
-        _llama_name(f"layers.{layer}.{name}.weight", architecture): size
+        f"layers.{layer}.{name}.weight": size
         for layer in range(architecture.layer_count)
         for name, size in sizes.items()
     }

@@ -44,5 +44,5 @@ def export_objection(architecture: Architecture) -> str | None:
     return (
         f"No class of transformers and no model of llama.cpp has {place} with {norms[architecture.qk_norm]} "
         f'(norm_reorder = {str(architecture.norm_reorder).lower()}, qk_norm = "{architecture.qk_norm}"), so the '
-        "formats hf and gguf cannot contain this model; the format torch can."
+        "formats hf and gguf cannot contain this model; the formats torch and dcp can."
     )

@@ -96,6 +96,11 @@ class ProcessContext:
     is_chosen: bool = False  # the run was chosen in the wizard or the dashboard: the node waits until it is admitted
 
     @property
+    def holds_layers(self) -> bool:
+        """Whether this node holds layers, or may hold some."""
+        return not self.is_trainer
+
+    @property
     def begins_with_run(self) -> bool:
         """Whether this node enters a run before it opens data."""
         return begins_with_run(self.configuration.settings, is_demo=self.demo is not None)
@@ -129,16 +134,18 @@ class Application:
     async def _main(self) -> ExitReport:
         place, requested_pause = self._place, RequestedPause()
         settings, publisher = place.configuration.settings, Publisher(place.board)
-        if settings.device not in ("auto", "cpu") and not place.is_trainer:
+        if settings.device not in ("auto", "cpu") and place.holds_layers:
             await anyio.to_thread.run_sync(_check_device, settings.device)  # before any other node hears of this one
-        site = None if place.is_trainer else await anyio.to_thread.run_sync(_opened_site, settings)
+        site = await anyio.to_thread.run_sync(_opened_site, settings) if place.holds_layers else None
         publisher.warn(*restore_pause(requested_pause, settings.data_dir))
         if not settings.training:
             requested_pause.begin("Started without training: resume to train.")
         identity = node_identity(place.wallet, settings.data_dir)
         memory = measured_memory(place.configuration)
         publisher.change(node_id=identity.node_id, wallet_id=identity.wallet_id, memory=memory)
-        peer_network = PeerNetwork.of(settings, identity, invitation=place.invitation, may_wait=place.is_chosen)
+        peer_network = PeerNetwork.of(
+            settings, identity, invitation=place.invitation, may_wait=place.is_chosen, holds_layers=place.holds_layers
+        )
         desk = RunDesk(
             place.configuration,
             place.wallet,
@@ -161,7 +168,7 @@ class Application:
             runs=desk,
             machines=machines,
         )
-        stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=not place.is_trainer)
+        stages = startup_steps(settings, is_demo=place.demo is not None, holds_layers=place.holds_layers)
         startup = StartupProgress(publisher, stages)
 
         def enter(offer: RunOffer) -> None:

@@ -262,6 +262,7 @@ class PeerNetwork:
     offload: BlockingRunner
     upload: UploadPacer = field(default_factory=UploadPacer)  # the owner's limit on everything that is sent
     port_mapping: PortMapping | None = None
+    holds_layers: bool = True  # or may hold some; otherwise an organiser gives it the place of a trainer
     joined: JoinedRun | None = field(default=None, init=False)
     door: KnockDoor | None = field(default=None, init=False)  # where computers of the local network ask to join
     knocked: Signal = field(default_factory=Signal, init=False)  # notified after every knock
@@ -281,6 +282,7 @@ class PeerNetwork:
         *,
         invitation: Invitation | None = None,
         may_wait: bool = False,
+        holds_layers: bool = True,
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> PeerNetwork:
         """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off.
@@ -303,9 +305,12 @@ class PeerNetwork:
         offers = OfferStore(stored.load, stored.keep, foundations.read, foundations.write)
         exchange = RunExchange(offers, now=now, wallet=identity.wallet_id)
         networking.attach(exchange.live)
-        finder = RunFinder(settings, exchange, networking, identity, invitation, may_wait=may_wait)
+        finder = RunFinder(
+            settings, exchange, networking, identity, invitation, may_wait=may_wait, holds_layers=holds_layers
+        )
         revoked = StoredRevocations(settings.data_dir).revoked()
-        built = cls(identity, settings, networking, exchange, finder, now, revoked, line, offload, upload)
+        parts = (networking, exchange, finder, now, revoked, line, offload, upload)
+        built = cls(identity, settings, *parts, holds_layers=holds_layers)
         if open_network is None:
             built._use_surroundings(outside)
         return built
@@ -343,6 +348,7 @@ class PeerNetwork:
             self.now,
             self.finder.invitation,
             networking=self.networking,
+            holds_layers=self.holds_layers,
         )
         if keeper is not None:
             keeper.restore(offer, self.identity)

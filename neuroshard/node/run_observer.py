@@ -30,10 +30,10 @@ from neuroshard.config.folders import prepare_data_dir
 from neuroshard.config.loading import load_settings
 from neuroshard.config.settings import Settings
 from neuroshard.consensus.chain import Chain
-from neuroshard.consensus.round_messages import MAX_ROUND_CLAIM_BYTES, Quorum, Vote
-from neuroshard.consensus.stage_chain import FileChainStore, StageChain
+from neuroshard.consensus.round_messages import Quorum
+from neuroshard.consensus.stage_chain import CertifiedState, FileChainStore, StageChain
 from neuroshard.host.identity import node_identity
-from neuroshard.identity import TokenSecret, Wallet, read_claim
+from neuroshard.identity import TokenSecret, Wallet
 from neuroshard.membership.run_members import RunMembers
 from neuroshard.membership.swarm_view import Member
 from neuroshard.model.architecture import parameter_count
@@ -309,19 +309,13 @@ def _value_of(chain: Chain, certificate: Quorum) -> CertifiedValue:
         start_height=chain.start.height,
         height=value.height,
         outer_step=value.outer_step,
-        at=int(_voted_at(certificate)),
+        at=int(CertifiedState(certificate).certified_at),
         kind="alone" if value.is_lone else kind,
         sequences=value.sequences,
         seconds=value.seconds,
         members=len(value.members),
         accepted=tuple(sorted(wallets[node] for node in value.accepted if node in wallets)),
     )
-
-
-def _voted_at(certificate: Quorum) -> float:
-    """Lower median of the dates that the voters signed."""
-    claims = (read_claim(vote.claim, Vote, MAX_ROUND_CLAIM_BYTES) for vote in certificate.votes)
-    return median_low([claim.issued_at for claim in claims])
 
 
 def _write_line(line: bytes) -> None:

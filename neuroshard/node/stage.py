@@ -53,6 +53,7 @@ class StageHome:
     identity: StageIdentity
     store: CheckpointStore
     policy: CheckpointPolicy
+    archive_every: int | None = None  # outer steps; None: this node archives nothing
 
     @classmethod
     def of(
@@ -73,7 +74,8 @@ class StageHome:
             identity.wallet_id, identity.node_id, run.run_id, shape, layers, threads, subspace_seed=seed
         )
         store = CheckpointStore(folder, storage_limits(settings, stages), settings.data_dir)
-        return cls(stage_identity, store, checkpoint_policy(settings, stages))
+        archive_every = settings.archive_every if settings.archive else None
+        return cls(stage_identity, store, checkpoint_policy(settings, stages), archive_every)
 
 
 async def bring_up_stage(
@@ -134,6 +136,7 @@ async def bring_up_stage(
         rule=VoteRule() if run.parameters.admits_strangers else AMONG_FRIENDS,
         limits=work.limits,
         kept_graphs=work.kept_graphs,
+        archive_every=home.archive_every,
     )
 
 

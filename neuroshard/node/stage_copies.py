@@ -180,6 +180,7 @@ class StageCopies:
         for duty in self._duties:
             await self.offload(duty.copy.load)
             await duty.chain.load()
+            self.swarm.rounds.add_copied(duty.stage, duty.chain)
             if duty.copy.meta is not None:
                 self.swarm.donor.keep(duty.stage, duty.copy)
 

@@ -46,6 +46,7 @@ from neuroshard.pipeline.stage_server import StageServer
 from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.state.download import ReplicaClient
+from neuroshard.state.kept_states import StageArchive
 from neuroshard.state.snapshot_server import SnapshotServer
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.snapshot import NodeState
@@ -212,6 +213,7 @@ class StageSwarm:
         outer = replica.outer
         self.hold(replica.index, replica.service, outer.exact_root, lambda: outer.state.outer_step)
         self.donor.offer(replica.stage, replica)
+        self.donor.archive(replica.stage, StageArchive.of(replica.keeper.store))
         if replica.group is not None:
             self.rounds.add(replica.group)
 

@@ -104,9 +104,11 @@ class RunFinder:
         invitation: Invitation | None,
         *,
         may_wait: bool = False,
+        holds_layers: bool = True,
     ) -> None:
         """With `may_wait`, a run that does not admit this wallet is waited for, instead of an error."""
         self._may_wait = may_wait
+        self._holds_layers = holds_layers
         self._settings = settings
         self._identity = identity
         self.invitation = invitation
@@ -153,6 +155,7 @@ class RunFinder:
             self._exchange.now,
             self.invitation,
             networking=self._networking,
+            holds_layers=self._holds_layers,
         )
         if keeper is not None:
             self._networking.book.add(offer.parameters.seeds, is_given=True)

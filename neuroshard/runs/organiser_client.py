@@ -476,11 +476,12 @@ def keeper_of(
     invitation: Invitation | None = None,
     *,
     networking: Networking | None = None,
+    holds_layers: bool = True,
 ) -> AdmissionKeeper | None:
     """The keeper of this node's admission; None if the run or the wallet needs none, or no organiser is known.
 
-    The organiser is that of the setting, of the invitation, or the one that admitted this node before. Raises
-    StorageError.
+    The organiser is that of the setting, of the invitation, or the one that admitted this node before. A node that
+    holds no layers asks for the place of a trainer. Raises StorageError.
     """
     run = offer()
     if run.parameters.admission != "admitted" or identity.wallet_id == run.owner:
@@ -495,6 +496,7 @@ def keeper_of(
     own = StoredPasses(settings.data_dir, run).own(identity.wallet_id)
     claim = JoinClaim(
         run.run_id,
+        role="worker" if holds_layers else "trainer",
         device=settings.device,
         memory_mb=tier_mb(available_mb(probe_memory(), settings.memory)),
         release=__version__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -13,6 +13,7 @@ from neuroshard.config.state_file import sync_folder, write_atomically
 from neuroshard.errors import StorageError
 from neuroshard.state.checkpoint_manifest import CheckpointManifest, CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore
+from neuroshard.state.kept_states import KeptState, kept_states
 from neuroshard.state.receiver import ReceivedState
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.status.snapshot import CheckpointGeneration
@@ -23,7 +24,7 @@ PARTIAL_FILE = "incoming.part"
 
 @dataclass
 class BackupCopy:
-    """A SnapshotSource for a backup copy. Methods that touch the disk block: `load`, `keep`, `newest` and `forget`."""
+    """A SnapshotSource for a backup copy. The methods that touch the disk block: all but `replica_status`."""
 
     folder: Path
     now: Callable[[], float] = time.time
@@ -88,6 +89,9 @@ class BackupCopy:
     def newest(self) -> CheckpointGeneration | None:
         generations = CheckpointStore(self.folder).generations()
         return generations[0] if generations else None
+
+    def states(self) -> Sequence[KeptState]:
+        return list(kept_states(CheckpointStore(self.folder)))
 
     def want(self) -> float:
         """Return infinity: a copy cannot be made newer on request."""

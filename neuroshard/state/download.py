@@ -155,9 +155,9 @@ class PartialFile:
             with os.fdopen(descriptor, "r+b") as file:
                 file.truncate(self.file_bytes)  # sparse: space is used as chunks arrive
 
-    def held(self, digests: Sequence[bytes]) -> set[int]:
-        """Return the chunks that the file already contains."""
-        return {index for index, _ in _matching(self.path, digests, self.file_bytes)}
+    def held(self, digests: Sequence[bytes], wanted: Collection[int] | None = None) -> set[int]:
+        """Return the chunks that the file already contains, of those that are wanted (None: all)."""
+        return {index for index, _ in _matching(self.path, digests, self.file_bytes, wanted)}
 
     def take_from(self, other: Path, digests: Sequence[bytes], wanted: Collection[int]) -> set[int]:
         """Copy the wanted chunks that are equal in another file of the same layout, and return their indices."""

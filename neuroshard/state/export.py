@@ -5,7 +5,9 @@ Hugging Face folder: the bytes go from file to file, a few megabytes at a time, 
 names. Matrices with factors of a subspace are multiplied out. The class is Llama, Qwen3 or OLMo 2, by the options of
 the model. `--format gguf` writes one file for llama.cpp:
 rows of Llama's queries and keys change places, because llama.cpp rotates neighbouring pairs of Llama by RoPE where
-Hugging Face's layout rotates the halves of a head. Scales that the run does not train are written as ones."""
+Hugging Face's layout rotates the halves of a head. `--format dcp` writes a folder for torch.distributed.checkpoint with
+TorchTitan's names, and with the rows in the same order as in GGUF. Scales that the run does not train are written as
+ones."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -44,7 +47,16 @@ from neuroshard.data.tokenizer.table import (
     TokenizerTable,
 )
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
-from neuroshard.model.llama_layout import generation_config, llama_config, llama_parts, unit_scales
+from neuroshard.model.llama_layout import (
+    ROTATED,
+    generation_config,
+    llama_config,
+    llama_parts,
+    titan_config,
+    titan_parts,
+    titan_unit_scales,
+    unit_scales,
+)
 from neuroshard.model.model_class import class_of, export_objection
 from neuroshard.model.subspace import Subspace, is_factor, matrix_of
 from neuroshard.model.transformer import StageModel
@@ -223,7 +235,7 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
 def _check_class(architecture: Architecture) -> None:
     objection = export_objection(architecture)
     if objection is not None:
-        raise UsageError(objection, "Use --format torch.")
+        raise UsageError(objection, "Use --format torch or --format dcp.")
 
 
 def _descriptions(architecture: Architecture, table: TokenizerTable | None) -> dict[str, dict[str, JsonValue]]:
@@ -470,5 +482,57 @@ def in_neighbouring_pairs(rows: Matrix, name: str, architecture: Architecture) -
     """
     if class_of(architecture).model_type != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return rows
-    heads = rows.reshape(-1, 2, architecture.head_size // 2, rows.shape[1])  # (heads, halves, pairs, hidden size)
-    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)
+    return _paired(torch.tensor(rows), architecture).numpy()
+
+
+def _paired(rows: Tensor, architecture: Architecture) -> Tensor:
+    """Rows (n, ...) of whole heads, in which row i and row i + half of a head become neighbours."""
+    heads = rows.reshape(-1, 2, architecture.head_size // 2, *rows.shape[1:])  # (heads, halves, pairs, ...)
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
+CONFIG_NAME = "params.json"
+
+
+def export_dcp(stages: Sequence[SavedStage], folder: Path) -> None:
+    """Write a folder for torch.distributed.checkpoint, whole or not at all, with the names of TorchTitan's Llama.
+
+    The stages are a whole model in the order of their layers. `folder` must not exist, or be empty. All tensors are
+    float32. Memory holds one copy of the queries and keys, and of all weights if they are a mean of replicas. Raises
+    DamagedStageError, StorageError.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
+
+    folder, architecture = folder.absolute(), stages[0].architecture
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
+    tensors = dict(_titan_tensors(stages, architecture))
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise StorageError(f"{folder} is not empty.", "Name a new folder. Existing files are never overwritten.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # this process writes alone
+            save(tensors, checkpoint_id=temporary, no_dist=True)
+        (temporary / CONFIG_NAME).write_text(json.dumps(titan_config(architecture), indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        kind = DiskFullError if is_disk_full(error) else StorageError
+        raise kind(f"{folder} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _titan_tensors(stages: Sequence[SavedStage], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight under its name. Raises DamagedStageError."""
+    subspace = _subspace_of(stages[0].manifest.meta)
+    for stage in stages:
+        stage_layout(stage)
+        for name, tensor in (_ordinary(*item, subspace) for item in SharedWeights(stage).items()):
+            for part in titan_parts(name, tensor.shape[0], architecture):
+                rows = tensor[part.start : part.stop].to(torch.float32)
+                yield part.name, _paired(rows, architecture) if part.name.endswith(ROTATED) else rows
+    for name, size in titan_unit_scales(architecture).items():
+        yield name, torch.ones(size)

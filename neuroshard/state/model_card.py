@@ -21,6 +21,7 @@ def model_card(stages: Sequence[SavedStage], table: TokenizerTable | None, *, li
     """Model card in Markdown. `library` is the name by which hubs find the program: transformers or gguf."""
     architecture, metas = stages[0].architecture, [stage.manifest.meta for stage in stages]
     loss = next((meta.loss_ema for meta in reversed(metas) if meta.loss_ema is not None), None)
+    tokens = max(meta.tokens for meta in metas)  # a state from a run's nodes proves steps, but no tokens
     saved = datetime.fromtimestamp(min(meta.time for meta in metas), UTC)
     parts = ", ".join(f"layers {meta.layers.start}-{meta.layers.stop - 1}: {meta.step:,}" for meta in metas)
     steps = f"{metas[0].step:,}" if len(metas) == 1 else f"{min(meta.step for meta in metas):,} ({parts})"
@@ -28,7 +29,7 @@ def model_card(stages: Sequence[SavedStage], table: TokenizerTable | None, *, li
     facts = {
         "Run": f"`{stages[0].run_id}`",
         "Training steps": steps,
-        "Tokens seen": f"{max(meta.tokens for meta in metas):,}",
+        "Tokens seen": f"{tokens:,}" if tokens else "not known",
         "Training loss": "not known" if loss is None else f"{loss:.3f} nats per token (moving average)",
         "Saved": saved.strftime("%Y-%m-%d %H:%M UTC"),
         "Architecture": f"{family}: {architecture.layer_count} layers, width {architecture.hidden_size}, "

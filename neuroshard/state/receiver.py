@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,11 @@ from neuroshard.state.download import (
     held_bytes,
 )
 from neuroshard.state.outer_state import line_from_json, outer_root
+from neuroshard.state.stage_tensors import OUTER_TENSORS
 from neuroshard.state.transfer_messages import (
     ACKNOWLEDGEMENT,
     ANY,
+    CHUNK_BYTES,
     LyingDonorError,
     SnapshotManifest,
     copy_report_frame,
@@ -55,9 +57,14 @@ class StateReceiver:
     options: ReceivingOptions = field(default_factory=ReceivingOptions)
     progress: DownloadProgress = field(default_factory=DownloadProgress)
 
-    async def manifest(self, donor: NodeId, max_age_seconds: float, preferred: str = ANY) -> SnapshotManifest:
-        """Request a donor's newest snapshot, or the preferred one while the donor has it. Raises DonorError."""
-        request = manifest_request(self.file.stage, max_age_seconds, preferred)
+    async def manifest(
+        self, donor: NodeId, max_age_seconds: float, preferred: str = ANY, root: str = ""
+    ) -> SnapshotManifest:
+        """Request a donor's newest snapshot, or that of an older state, or the preferred one while the donor has it.
+
+        Raises DonorError.
+        """
+        request = manifest_request(self.file.stage, max_age_seconds, preferred, root)
         expected = self.file.expected
         with self.asking.blaming(donor):
             answer = await self.asking.ask(donor, request, manifest_limits(expected), MANIFEST_SECONDS)
@@ -81,6 +88,24 @@ class StateReceiver:
         with self.asking.blaming(first):
             return await offload(lambda: self._finished(manifest, into))
 
+    async def fetch_outer(
+        self, first: NodeId, manifests: Mapping[NodeId, SnapshotManifest], into: PartialFile
+    ) -> ReceivedState:
+        """Download only the outer state of the first donor's snapshot. Its root proves these chunks, nothing else.
+
+        The rest of the file is undefined. Raises like `fetch`.
+        """
+        manifest, offload = manifests[first], self.asking.offload
+        wanted = self.file.layout.chunks_of(OUTER_TENSORS, CHUNK_BYTES)
+        held = await offload(lambda: _held(into, manifest.digests, (), wanted))
+        self.progress.bytes_total = held_bytes(wanted, into.file_bytes)
+        self.progress.bytes_done = held_bytes(held, into.file_bytes)
+        held |= set(range(len(manifest.digests))) - wanted
+        board = ChunkBoard(manifest.digests, {donor: one.digests for donor, one in manifests.items()}, held)
+        download = Download(self.asking, self.file, manifests, first, into, board, self.options, self.progress)
+        await download.run()
+        return await offload(lambda: self._received(manifest, into))
+
     async def report_received(self, donors: Iterable[NodeId]) -> None:
         """Report to donors that the state is here and will be trained. Each would otherwise keep this node's place."""
         notice = received_frame(self.file.stage)
@@ -97,15 +122,20 @@ class StateReceiver:
         if into.finish() != manifest.checkpoint.tensors.sha256:
             into.remove()
             raise LyingDonorError("Its snapshot is not the one that its checkpoint names.", ScoreReason.DIGEST_MISMATCH)
+        return self._received(manifest, into)
+
+    def _received(self, manifest: SnapshotManifest, into: PartialFile) -> ReceivedState:
         meta = manifest.meta
         line = line_from_json(meta.extra.get("outer"))
         return ReceivedState(manifest, into.path, outer_root(into.path, self.file.layout, meta.outer_step, line))
 
 
-def _held(into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path]) -> set[int]:
-    """Return the chunks that need no download; blocks. Raises StorageError."""
+def _held(
+    into: PartialFile, digests: Sequence[bytes], reuse: Sequence[Path], wanted: Collection[int] | None = None
+) -> set[int]:
+    """Return the chunks that need no download, of those that are wanted (None: all); blocks. Raises StorageError."""
     into.open()
-    held = into.held(digests)
+    held = into.held(digests, wanted)
     for path in reuse:
         held |= into.take_from(path, digests, set(range(len(digests))) - held)
     return held

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -20,6 +21,15 @@ from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.network.blocking import BlockingRunner
 from neuroshard.state.checkpoint_manifest import MAX_META_BYTES, decode_manifest
+from neuroshard.state.kept_states import (
+    STATES,
+    STATES_REQUEST,
+    KeptState,
+    StageArchive,
+    StatesRequest,
+    chosen_states,
+    states_frame,
+)
 from neuroshard.state.replica_status import REPLICA_STATUS, STATUS_REQUEST, ReplicaStatus, StatusAnswer, StatusRequest
 from neuroshard.state.transfer_messages import (
     ANY_AGE,
@@ -74,6 +84,10 @@ class SnapshotSource(Protocol):
 
     def newest(self) -> CheckpointGeneration | None:
         """Return the newest state; blocks, for a worker thread."""
+        ...
+
+    def states(self) -> Sequence[KeptState]:
+        """Return the newest state of each outer step; blocks, for a worker thread."""
         ...
 
     def want(self) -> float:
@@ -134,6 +148,7 @@ class SnapshotServer:
         self._offload = offload
         self._stages: dict[StageName, SnapshotSource] = {}  # trained here
         self._copies: dict[StageName, SnapshotSource] = {}  # of others
+        self._archives: dict[StageName, StageArchive] = {}
         self._opened: OrderedDict[str, _Opened] = OrderedDict()
         self._receivers: dict[NodeId, float] = {}  # time when each receiver's place expires
         self._have_all: dict[NodeId, float] = {}  # receivers about to train, and how long to wait for each
@@ -155,6 +170,10 @@ class SnapshotServer:
     def drop(self, stage: StageName) -> None:
         """Stop serving a copy."""
         self._copies.pop(stage, None)
+
+    def archive(self, stage: StageName, archive: StageArchive) -> None:
+        """Serve the archived states of a stage, whether or not it is trained here."""
+        self._archives[stage] = archive
 
     def local(self, stage: StageName) -> SnapshotSource | None:
         """Return the local source of a stage's states."""
@@ -184,6 +203,7 @@ class SnapshotServer:
     def serve(self, transport: Transport) -> None:
         """Register the request handlers. Raises ValueError when this transport has a donor already."""
         transport.serve(REPLICA_STATUS, self.give_status, STATUS_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
+        transport.serve(STATES, self.give_states, STATES_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(MANIFEST, self.give_manifest, MANIFEST_REQUEST, max_concurrent=QUESTIONS_AT_ONCE)
         transport.serve(CHUNK, self.give_chunk, CHUNK_REQUEST, max_concurrent=CHUNKS_AT_ONCE)
         transport.serve(RECEIVED, self.note_received, RECEIVED_NOTICE, max_concurrent=QUESTIONS_AT_ONCE)
@@ -199,16 +219,32 @@ class SnapshotServer:
         """Answer with the status of a stage on this node."""
         return Frame(REPLICA_STATUS, StatusAnswer(self.replica_status(frame.read(StatusRequest).stage)))
 
+    async def give_states(self, sender: NodeId, frame: Frame) -> Frame:
+        """Answer with the states of a stage that this node keeps. Raises RequestRefusedError."""
+        self._refuse_stranger(sender)
+        asked = frame.read(StatesRequest)
+        return await self._offload(lambda: states_frame(self._kept(asked)))
+
+    def _kept(self, asked: StatesRequest) -> list[KeptState]:
+        snapshots, archive = self.local(asked.stage), self._archives.get(asked.stage)
+        present = () if snapshots is None else snapshots.states()
+        return chosen_states(asked, present, () if archive is None else archive.states())
+
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
         self._refuse_stranger(sender)
         asked = frame.read(ManifestRequest)
         stage, max_age = asked.stage, max(asked.max_age_seconds, self._limits.youngest_seconds)
-        snapshots, begun = self._of(stage), self._opened.get(asked.preferred)
-        if begun is None:
+        begun = self._opened.get(asked.preferred)
+        if begun is None and not asked.root:
             self._refuse_late(sender, stage)
         self._admit(sender, self._limits.asked_seconds)
-        opened = begun or await self._newest(snapshots, max_age)
+        if begun is not None:
+            opened = begun
+        elif asked.root:
+            opened = await self._with_root(stage, asked.root)
+        else:
+            opened = await self._newest(self._of(stage), max_age)
         self._use(opened)
         manifest = opened.manifest
         age = max(0.0, self._now() - manifest.meta.time)
@@ -295,6 +331,19 @@ class SnapshotServer:
             raise RequestRefusedError("There is no snapshot of this stage yet; try again a little later.")
         async with self._opening:  # digests take a second: open one snapshot at a time, each only once
             return await self._open(Path(found.path))
+
+    async def _with_root(self, stage: StageName, root: str) -> _Opened:
+        """Return the snapshot of a state that this node keeps. Raises RequestRefusedError."""
+        path = await self._offload(lambda: self._path_of(stage, root))
+        if path is None:
+            raise RequestRefusedError("This node does not keep that state any more.")
+        async with self._opening:
+            return await self._open(path)
+
+    def _path_of(self, stage: StageName, root: str) -> Path | None:
+        snapshots, archive = self.local(stage), self._archives.get(stage)
+        kept = chain(() if snapshots is None else snapshots.states(), () if archive is None else archive.states())
+        return next((Path(one.generation.path) for one in kept if one.root == root), None)
 
     def _is_outdated(self, found: CheckpointGeneration, status: ReplicaStatus | None, max_age_seconds: float) -> bool:
         """Return whether to wait for a newer snapshot: after a later round this one is useless to a joining replica."""

@@ -90,6 +90,12 @@ class TensorLayout:
     def file_bytes(self) -> int:
         return len(self.header()) + self.data_bytes
 
+    def chunks_of(self, names: Iterable[str], chunk_bytes: int) -> set[int]:
+        """Return the numbers of the chunks of the file that contain bytes of these tensors."""
+        start = len(self.header())
+        places = [(start + self.specs[name].start, start + self.specs[name].stop) for name in names]
+        return {index for first, stop in places for index in range(first // chunk_bytes, -(-stop // chunk_bytes))}
+
     def header(self) -> bytes:
         """Return the length and the JSON header, padded with spaces so that the data is aligned to 8 bytes."""
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}

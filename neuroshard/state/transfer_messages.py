@@ -51,11 +51,12 @@ class StageName(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ManifestRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests the newest snapshot, or the preferred one while the donor has it."""
+    """Requests the newest snapshot, or the one of an older state, or the preferred one while the donor has it."""
 
     stage: StageName
     max_age_seconds: Seconds
     preferred: Annotated[str, Meta(max_length=64)]  # ANY, or a snapshot's name
+    root: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""  # of the outer state; "": that of the newest one
 
 
 class ManifestAnswer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,9 +155,9 @@ class SnapshotManifest:
         return self.checkpoint.tensors.bytes
 
 
-def manifest_request(stage: StageName, max_age_seconds: float, preferred: str = ANY) -> Frame:
-    """Build the request for the newest snapshot, or for the preferred one while it is available."""
-    return Frame(MANIFEST, ManifestRequest(stage, max_age_seconds, preferred))
+def manifest_request(stage: StageName, max_age_seconds: float, preferred: str = ANY, root: str = "") -> Frame:
+    """Build the request for the newest snapshot, or for that of a root, or for the preferred one while it is there."""
+    return Frame(MANIFEST, ManifestRequest(stage, max_age_seconds, preferred, root))
 
 
 def manifest_limits(expected: Expected) -> FrameLimits:

@@ -10,7 +10,7 @@ group     matchmaking and rounds with the other replicas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
@@ -25,10 +25,12 @@ from neuroshard.pipeline.arithmetic import Executor
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.pipeline.stage_server import ServiceLimits, StageServer
+from neuroshard.state.kept_states import KeptState, kept_states
 from neuroshard.state.outer_state import may_serve_averaged
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import StageName
 from neuroshard.status.snapshot import CheckpointGeneration
+from neuroshard.training.archivist import Archivist
 from neuroshard.training.gradient_sync import make_outer_sync
 from neuroshard.training.held_out_vote import HeldOutVote, VoteRule
 from neuroshard.training.record import StageIdentity
@@ -57,13 +59,15 @@ class StageReplica:
         rule: VoteRule | None = None,
         limits: ServiceLimits | None = None,
         kept_graphs: int | None = None,
+        archive_every: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`versions` returns the run's parameters that apply at an outer step; `parameters` are the first ones.
 
         `control` can hold the trainer of the stage. Without `around`, the stage has no other replicas, and nobody
-        certifies its steps. `rule` is that of the vote; `limits` and `kept_graphs` are those of StageServer. `now`
-        returns seconds since the epoch.
+        certifies its steps. `rule` is that of the vote; `limits` and `kept_graphs` are those of StageServer. With
+        `archive_every`, it keeps a checkpoint for ever after this number of outer steps. `now` returns seconds since
+        the epoch.
         """
         self.index = index  # number of the stage in the run
         self.record = stage.record
@@ -95,6 +99,8 @@ class StageReplica:
         self._copied_at: float | None = None  # time of the newest state of which `copy_keeper` has a copy
         self.control = control or Control()
         self._now = now
+        archives = archive_every is not None
+        self._archivist = Archivist(stage.keeper.store, identity.layers, archive_every) if archives else None
         self.group = None if around is None else GroupRounds(self, around)  # None: this node is alone
 
     @property
@@ -115,6 +121,8 @@ class StageReplica:
             if self.group is not None:
                 tasks.start_soon(self.group.run)
                 tasks.start_soon(self.outer.update_root)  # peers look for replicas with the same root
+                if self._archivist is not None:
+                    tasks.start_soon(self._archivist.run, self.group.chain)
 
     async def must_follow(self) -> None:
         """Wait until the rounds prove a newer state that this node must download."""
@@ -134,6 +142,9 @@ class StageReplica:
     def newest(self) -> CheckpointGeneration | None:
         generations = self.keeper.store.generations()
         return generations[0] if generations else None
+
+    def states(self) -> Sequence[KeptState]:
+        return list(kept_states(self.keeper.store))
 
     def want(self) -> float:
         return self.keeper.want()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -174,6 +175,51 @@ def test_the_exported_file_has_the_classic_keys(neuroshard: Command, stopped: Pa
     assert {"layer_ids", "architecture", "layers", "optimizer", "diloco", "training_rounds"} <= classic.keys()
     assert classic["training_rounds"] == decode_manifest(chosen.read_bytes()).meta.step
     assert neuroshard(*export, tmp_path / "x", "--format", "onnx").code == 2
+
+
+def test_an_exported_folder_of_a_distributed_checkpoint_is_never_overwritten(
+    neuroshard: Command, stopped: Path, tmp_path: Path
+) -> None:
+    export = ("checkpoint", "export", "--data-dir", stopped, "--format", "dcp", "--out", tmp_path / "model")
+    assert neuroshard(*export).code == 0
+    assert {"params.json", ".metadata"} < {path.name for path in (tmp_path / "model").iterdir()}
+    again = neuroshard(*export)
+    assert (again.code, "is not empty" in again.err) == (5, True)
+    assert neuroshard(*export, "--push", "me/model").code == 2
+
+
+def test_what_cannot_be_assembled_is_refused_at_once(neuroshard: Command, tmp_path: Path) -> None:
+    owner, out = neuroshard.having(NEUROSHARD_TOKEN=TOKEN), tmp_path / "out"
+    assemble = ("checkpoint", "assemble", "--out", out, "--data-dir", tmp_path / "assembler")
+    run = ("--run", "ab" * 32)
+    assert neuroshard(*assemble, *run).code == 3  # no token
+    nowhere = owner(*assemble)
+    assert (nowhere.code, "--run" in nowhere.err) == (2, True)
+    both = owner(*assemble, *run, "--at", "2026-01-31T18:00", "--outer-step", "3")
+    assert (both.code, "exclude each other" in both.err) == (2, True)
+    out.mkdir()
+    (out / "file").touch()
+    taken = owner(*assemble, *run)
+    assert (taken.code, "is not empty" in taken.err) == (2, True)
+    (out / "file").unlink()
+    silent = owner(*assemble, *run, "--wait", "1")
+    assert (silent.code, "--peer ADDRESS" in silent.err) == (4, True)
+    lonely = owner("checkpoint", "export", "--peer", "/ip4/127.0.0.1/tcp/1", "--out", tmp_path / "model")
+    assert (lonely.code, "--from-run" in lonely.err) == (2, True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT for one process")
+def test_ctrl_c_ends_an_assembly_with_a_word(neuroshard: Command, tmp_path: Path) -> None:
+    owner = neuroshard.having(NEUROSHARD_TOKEN=TOKEN)
+    owner.home.mkdir(exist_ok=True)
+    where = ("--out", tmp_path / "out", "--data-dir", tmp_path / "assembler", "--run", "ab" * 32)
+    command = owner.arguments("checkpoint", "assemble", *where)
+    with subprocess.Popen(command, env=owner.environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("Looking for nodes of run" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert (process.wait(60), "The same command continues" in said) == (130, True), said
 
 
 def test_a_damaged_state_is_passed_over_in_an_export(neuroshard: Command, stopped: Path, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.settings import Settings
 from neuroshard.config.state_file import StateFile
 from neuroshard.errors import NeuroShardError, StorageError
-from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
+from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet, read_claim
 from neuroshard.identity.admissions import (
     ADMISSION_GRACE_SECONDS,
     ADMISSION_SECONDS,
+    MAX_JOIN_BYTES,
     Admission,
     AdmissionRevocation,
     JoinClaim,
@@ -40,8 +41,9 @@ from neuroshard.organiser.database import Database
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
 from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import StagePlaces
+from neuroshard.runs import organiser_client
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import AdmissionKeeper, OrganiserClient, admission_file
+from neuroshard.runs.organiser_client import AdmissionKeeper, OrganiserClient, admission_file, keeper_of
 from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.types import LayerRange, NodeId
 from tests.node.test_closed_run import SHAPE, ids, peers_of, status, until
@@ -280,6 +282,31 @@ def members_at(node: PeerNetwork) -> RunMembers:
     assert node.joined is not None
     assert node.joined.members is not None
     return node.joined.members
+
+
+@pytest.mark.parametrize(("holds_layers", "role"), [(True, "worker"), (False, "trainer")])
+def test_a_node_that_holds_no_layers_asks_for_the_place_of_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds_layers: bool, role: str
+) -> None:
+    asked = list[bytes]()
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.append(request.read())
+        return httpx.Response(403, json={"code": "revoked", "detail": "No.", "action": "Ask."})
+
+    transport = httpx.MockTransport(refuse)
+    monkeypatch.setattr(organiser_client, "_http", lambda _url: httpx.AsyncClient(transport=transport))
+
+    async def scenario(world: Organised) -> None:
+        (node,) = await world.started(1, admitted=False)
+        settings = node.settings.model_copy(update={"organiser": "http://organiser"})
+        keeper = keeper_of(settings, node.identity, lambda: OFFER, now, holds_layers=holds_layers)
+        assert keeper is not None
+        with pytest.raises(NeuroShardError, match="No"):
+            await keeper.admit(lambda _: None)
+
+    play(tmp_path, scenario)
+    assert read_claim(asked[0], JoinClaim, MAX_JOIN_BYTES).payload.role == role
 
 
 def test_the_organiser_admits_refreshes_and_gives_a_free_place_to_the_next(tmp_path: Path) -> None:

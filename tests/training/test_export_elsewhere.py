@@ -30,7 +30,7 @@ from neuroshard.model.transformer import StageModel
 from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages
 from neuroshard.state.checkpoint_manifest import CheckpointMeta, encode_manifest
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.export import export_gguf, export_huggingface, export_torch, require_gguf
+from neuroshard.state.export import export_dcp, export_gguf, export_huggingface, export_torch, require_gguf
 from neuroshard.state.staging_buffers import StagingBuffers
 from neuroshard.state.tensor_file import TensorLayout
 from neuroshard.training.text_generation import allowed_ids
@@ -211,6 +211,119 @@ def test_the_file_describes_model_and_tokenizer(tmp_path: Path) -> None:
     )
 
 
+def normed(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return scale * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def titan_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """The parameters of a Llama as TorchTitan names them, with the norms that our options add."""
+    keys, kind = a.key_value_head_count * a.head_size, a.qk_norm
+    block: dict[str, tuple[int, ...]] = {
+        "attention.wq.weight": (a.hidden_size, a.hidden_size),
+        "attention.wk.weight": (keys, a.hidden_size),
+        "attention.wv.weight": (keys, a.hidden_size),
+        "attention.wo.weight": (a.hidden_size, a.hidden_size),
+        "feed_forward.w1.weight": (a.feed_forward_size, a.hidden_size),
+        "feed_forward.w2.weight": (a.hidden_size, a.feed_forward_size),
+        "feed_forward.w3.weight": (a.feed_forward_size, a.hidden_size),
+        "attention_norm.weight": (a.hidden_size,),
+        "ffn_norm.weight": (a.hidden_size,),
+    }
+    if kind != "none":
+        block["attention.q_norm.weight"] = (a.head_size if kind == "head" else a.hidden_size,)
+        block["attention.k_norm.weight"] = (a.head_size if kind == "head" else keys,)
+    layers = {f"layers.{i}.{name}": shape for i in range(a.layer_count) for name, shape in block.items()}
+    rows = (a.vocabulary_size, a.hidden_size)
+    return {"tok_embeddings.weight": rows, **layers, "norm.weight": (a.hidden_size,), "output.weight": rows}
+
+
+def rotated_in_pairs(x: Tensor, theta: float) -> Tensor:
+    """RoPE of (batch, time, heads, size) on neighbouring pairs, as complex numbers."""
+    _, time, _, size = x.shape
+    angles = torch.outer(torch.arange(time), theta ** (-torch.arange(0, size, 2) / size))
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turns).flatten(-2)
+
+
+def titan_logits(weights: dict[str, Tensor], a: Architecture, tokens: Tensor) -> Tensor:
+    """A plain Llama: separate matrices, rotary pairs of neighbours, explicit softmax."""
+    batch, time = tokens.shape
+    hidden = weights["tok_embeddings.weight"][tokens]
+    causal = torch.full((time, time), float("-inf")).triu(1)
+    for i in range(a.layer_count):
+        own = {name.removeprefix(f"layers.{i}."): one for name, one in weights.items() if f"layers.{i}." in name}
+
+        def block_norm(x: Tensor, name: str, own: dict[str, Tensor] = own) -> Tensor:
+            return normed(x, own[f"{name}.weight"], a.norm_epsilon)
+
+        x = hidden if a.norm_reorder else block_norm(hidden, "attention_norm")
+        q, k, v = (x @ own[f"attention.w{each}.weight"].t() for each in "qkv")
+        if a.qk_norm == "width":
+            q, k = block_norm(q, "attention.q_norm"), block_norm(k, "attention.k_norm")
+        q, k, v = (each.view(batch, time, -1, a.head_size) for each in (q, k, v))
+        if a.qk_norm == "head":
+            q, k = block_norm(q, "attention.q_norm"), block_norm(k, "attention.k_norm")
+        q, k = rotated_in_pairs(q, a.rope_theta), rotated_in_pairs(k, a.rope_theta)
+        groups = a.head_count // a.key_value_head_count
+        q, k, v = q.transpose(1, 2), *(each.repeat_interleave(groups, 2).transpose(1, 2) for each in (k, v))
+        attention = torch.softmax(q @ k.transpose(2, 3) / a.head_size**0.5 + causal, -1) @ v
+        out = attention.transpose(1, 2).flatten(2) @ own["attention.wo.weight"].t()
+        hidden = hidden + (block_norm(out, "attention_norm") if a.norm_reorder else out)
+        x = hidden if a.norm_reorder else block_norm(hidden, "ffn_norm")
+        gate = torch.nn.functional.silu(x @ own["feed_forward.w1.weight"].t())
+        out = (gate * (x @ own["feed_forward.w3.weight"].t())) @ own["feed_forward.w2.weight"].t()
+        hidden = hidden + (block_norm(out, "ffn_norm") if a.norm_reorder else out)
+    return normed(hidden, weights["norm.weight"], a.norm_epsilon) @ weights["output.weight"].t()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    "architecture",
+    [*ARCHITECTURES.values(), replace(GROUPED, norm_reorder=True, qk_norm="head"), replace(GROUPED, qk_norm="width")],
+    ids=[*ARCHITECTURES, "reordered, norms per head", "norms over the width"],
+)
+def test_a_plain_llama_that_loads_the_distributed_checkpoint_has_our_logits(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model = made_model(architecture)
+    folder = tmp_path / "model"
+    export_dcp(save_in_stages(model, tmp_path, architecture.layer_count), folder)
+    weights = {name: torch.empty(shape) for name, shape in titan_shapes(architecture).items()}
+    assert dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys() == weights.keys()
+    dcp.load(weights, checkpoint_id=folder, no_dist=True)
+    tokens = torch.randint(0, architecture.vocabulary_size, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model.logits(model(tokens))
+        found = titan_logits(weights, architecture, tokens)
+    assert (found - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item())
+    if architecture.qk_norm == "none":  # the oracle sees the order of the rows
+        halves = {
+            name: one.view(-1, architecture.head_size // 2, 2, one.shape[1]).transpose(1, 2).reshape(one.shape)
+            for name, one in weights.items()
+            if name.endswith(("wq.weight", "wk.weight"))
+        }
+        with torch.no_grad():
+            assert (titan_logits(weights | halves, architecture, tokens) - expected).abs().max() > 1e-2
+    parameters = json.loads((folder / "params.json").read_text())
+    assert parameters["n_kv_heads"] == architecture.key_value_head_count
+
+
+def test_a_distributed_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    stages = save_in_stages(made_model(GROUPED), tmp_path, 2)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").touch()
+    with pytest.raises(StorageError, match="is not empty"):
+        export_dcp(stages, taken)
+    damaged = stages[1].tensor_file
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        export_dcp(stages, tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("node")) == ["taken"]
+
+
 @pytest.mark.parametrize(("qk_norm", "reordered"), [("head", True), ("none", True), ("width", False)])
 def test_models_without_a_ready_class_are_refused_with_the_reason(
     qk_norm: Literal["none", "head", "width"], reordered: bool, tmp_path: Path
@@ -220,7 +333,7 @@ def test_models_without_a_ready_class_are_refused_with_the_reason(
     reason = rf'norm_reorder = {str(reordered).lower()}, qk_norm = "{qk_norm}".*formats hf and gguf cannot'
     with pytest.raises(UsageError, match=reason) as caught:
         export_huggingface(stages, tmp_path / "model", TABLE)
-    assert caught.value.action == "Use --format torch."
+    assert caught.value.action == "Use --format torch or --format dcp."
     if find_spec("gguf") is not None:
         with pytest.raises(UsageError, match=reason):
             export_gguf(stages, tmp_path / "model.gguf", TABLE)

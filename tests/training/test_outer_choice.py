@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization, StrategyName
-from neuroshard.consensus.sync_strategies import Agreed
+from neuroshard.consensus.sync_strategies import Agreed, certified_lead
 from neuroshard.data.feed import HeldOut
 from neuroshard.data.held_out_losses import chosen_candidate, paired_difference
-from neuroshard.model.weights import flatten
+from neuroshard.model.weights import TensorSchema, flatten
 from neuroshard.network import InMemoryNetwork
 from neuroshard.optim.outer import SEQUENCES_PER_CHOICE, CertifiedWork, LineProgress
 from neuroshard.pipeline.executor import ComputeThread
@@ -29,6 +29,7 @@ from neuroshard.training.outer_sync import OuterSync
 from neuroshard.training.stage_checkpoint import Stage
 from neuroshard.types import LayerRange
 from tests.worlds.replicas import LENGTH, NAMES, OUTER, SimulatedReplica, for_seconds, play
+from tests.worlds.rounds import member_named, value_of
 from tests.worlds.stages import IDENTITY, PARAMETERS, make_replica, make_stage, train, windows
 from tests.worlds.trainers import NAMES as TRAINERS
 from tests.worlds.trainers import TOGETHER, Node, node_of, trained_until
@@ -137,6 +138,27 @@ def test_without_a_loss_the_choice_is_the_plain_mean(
     vote.pin(HeldOut(windows(-1, 32), 4.0), windows(-2, 32))
     assert len(outer.strategy.candidates) == 3
     assert trio.run(vote.choice, torch.ones_like(outer.state.anchor)) == 0
+
+
+@pytest.mark.parametrize("choice", [0, 1, 2, None])
+def test_a_certificate_gives_the_mean_of_the_replicas_as_they_compute_it(
+    learned: tuple[Stage, OuterSync, HeldOutVote, Tensor], choice: int | None
+) -> None:
+    stage, outer, _, gained = learned
+    line = LineProgress(LATE, choice=1, chosen_at=1_000)
+    outer.replace_state(replace(outer.state, line=line, velocity=gained))
+
+    async def exchange(_contribution: Tensor, _outer_step: int) -> Agreed:
+        await anyio.lowlevel.checkpoint()
+        return Agreed(0.1 * gained, 2, work=CertifiedWork(8, choice=choice), is_certified=True)
+
+    assert trio.run(outer.run_round, exchange, 0.0)
+    members = tuple(sorted(map(member_named, "ab")))
+    value = value_of(outer_step=1, members=members, sequences=8)
+    schema = TensorSchema.of(stage.executor.model)
+    assert certified_lead(value, outer.state.line, MEASURED, schema) == outer.progress.lead is not None
+    for alone in (value_of(members=members[:1]), value_of(members=members, round_id=None)):
+        assert certified_lead(alone, outer.state.line, MEASURED, schema) is None
 
 
 @pytest.mark.parametrize("choice", [0, 1, 2, None])

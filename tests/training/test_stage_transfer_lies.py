@@ -12,7 +12,9 @@ from neuroshard.messages import Frame, TensorPart, TensorSpec
 from neuroshard.network import Link, ScoreReason
 from neuroshard.pipeline.executor import ComputeThread
 from neuroshard.state.download import PartialFile
+from neuroshard.state.stage_tensors import OUTER_TENSORS
 from neuroshard.state.transfer_messages import (
+    CHUNK_BYTES,
     DonorError,
     LyingDonorError,
     ManifestAnswer,
@@ -241,3 +243,29 @@ def test_more_bytes_than_a_manifest_can_have_are_not_read(compute: ComputeThread
             await world.receiver.manifest(B, 30.0)
 
     play(scenario, donor)
+
+
+def test_of_an_outer_state_only_its_own_chunks_come_and_a_wrong_one_is_refused(
+    compute: ComputeThread, tmp_path: Path
+) -> None:
+    first, liar = donor_node(compute, tmp_path, "a", weights=1), donor_node(compute, tmp_path, "b", weights=2)
+    first.save(40)
+    liar.save(40)
+    honest = liar.give_chunk
+
+    async def lie(sender: NodeId, frame: Frame) -> Frame:
+        return bits_flipped(await honest(sender, frame))
+
+    liar.give_chunk = lie  # type: ignore[method-assign]
+    outer = FILE.layout.chunks_of(OUTER_TENSORS, CHUNK_BYTES)
+
+    async def scenario(world: World) -> None:
+        manifests = {name: await world.receiver.manifest(name, 30.0) for name in (A, B)}
+        received = await world.receiver.fetch_outer(A, manifests, partial_in(tmp_path / "here"))
+        assert received.root == first.outer.progress.state_root
+        assert (B, ScoreReason.DIGEST_MISMATCH) in world.reports
+
+    play(scenario, first, liar)
+    assert 0 < len(outer) < CHUNKS
+    assert set(first.chunks_given) <= outer
+    assert set(liar.chunks_given) < outer

@@ -43,6 +43,7 @@ from neuroshard.state.backup_copy import BackupCopy
 from neuroshard.state.checkpoint_manifest import CheckpointMeta
 from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
 from neuroshard.state.download import ReplicaClient
+from neuroshard.state.kept_states import KeptState, kept_states
 from neuroshard.state.outer_state import OuterProgress, line_from_json, outer_root
 from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.snapshot_server import SnapshotServer
@@ -156,6 +157,9 @@ class HeldStage:
     def newest(self) -> CheckpointGeneration | None:
         generations = self.store.generations()
         return generations[0] if generations else None
+
+    def states(self) -> Sequence[KeptState]:
+        return list(kept_states(self.store))
 
     def want(self) -> float:
         self.is_wanted = True
