@@ -170,28 +170,24 @@ class RunFinder:
         url = organiser_url(self._settings, run_id, self.invitation)
         if url is None:
             return await self._exchange.fetch(run_id, self._networking, report)
-        found, trouble = list[RunOffer](), ""
+        found, is_found, trouble = list[RunOffer](), anyio.Event(), ""
 
         def note(sentence: str) -> None:
             nonlocal trouble
             trouble = sentence
 
-        async with anyio.create_task_group() as tasks:
+        def report_both(sentence: str) -> None:
+            report(f"{sentence} {trouble}".strip())
 
-            async def ask_nodes() -> None:
-                found.append(
-                    await self._exchange.fetch(
-                        run_id, self._networking, lambda words: report(f"{words} {trouble}".strip())
-                    )
-                )
-                tasks.cancel_scope.cancel()
+        async def ask_nodes() -> None:
+            found.append(await self._exchange.fetch(run_id, self._networking, report_both))
+            is_found.set()
 
-            async def ask_organiser() -> None:
-                found.append(self._exchange.store.keep(await fetch_offer(url, run_id, note)).offer)
-                tasks.cancel_scope.cancel()
+        async def ask_organiser() -> None:
+            found.append(self._exchange.store.keep(await fetch_offer(url, run_id, note)).offer)
+            is_found.set()
 
-            tasks.start_soon(ask_nodes)
-            tasks.start_soon(ask_organiser)
+        await accompanied(is_found.wait, ask_nodes, ask_organiser)
         return found[0]
 
     async def _admitted(self, offer: RunOffer, report: Callable[[str], None], *, may_wait: bool) -> None:

@@ -11,11 +11,12 @@ import httpx
 import pytest
 
 from neuroshard.config.settings import Settings
+from neuroshard.errors import StorageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.admissions import ADMISSION_SECONDS, REFRESH_SECONDS, JoinClaim
 from neuroshard.membership.connectivity import KnownAddresses
 from neuroshard.node.peer_network import PeerNetwork, join_line, own_report
-from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.offer import OfferChoice, RunOffer
 from neuroshard.runs.organiser_client import (
     AdmissionKeeper,
     OrganiserClient,
@@ -90,6 +91,26 @@ def test_a_distant_organiser_leads_to_no_private_address(url: str, trusted: set[
     assert {address.host for address in due} == trusted | {"198.51.100.1"}
     # a public address is a peer's word; the network does not dial others on that
     assert {address.host for address in due if address.is_trusted} == trusted
+
+
+def test_a_run_that_cannot_be_stored_is_an_error_for_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: RunOffer) -> OfferChoice:
+        raise StorageError("The disk is full.", "Free some space.")
+
+    async def sent(*_: object) -> RunOffer:
+        await anyio.lowlevel.checkpoint()
+        return OFFER
+
+    async def scenario(world: Organised) -> None:
+        node = world.node(1)
+        node.finder._settings = node.settings.model_copy(update={"organiser": URL, "run": OFFER.run_id})
+        node.exchange.store = replace(node.exchange.store, keep=full)
+        monkeypatch.setattr("neuroshard.runs.finding.fetch_offer", sent)
+        world.tasks.start_soon(node.networking.run)
+        with pytest.raises(StorageError, match="The disk is full"):
+            await node.finder.first(lambda _: None)
+
+    play(tmp_path, scenario)
 
 
 def keeper_of(node: PeerNetwork, organiser: Organiser, name: str = "") -> AdmissionKeeper:
