@@ -66,6 +66,7 @@ class Peer:
     may_meet, saved_outer_step = True, 0
     must_hold = copy_keeper = word = None
     restarting = 0
+    changes = ()
 
     def __init__(self, identity: NodeIdentity, network: Network, folder: Path) -> None:
         self._identity = identity

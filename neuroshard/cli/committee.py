@@ -1,4 +1,4 @@
-"""Commands about the wallets that vote on a run, or when they are gone: `neuroshard run refound`, `trust`, `branch`."""
+"""Commands about the seats of a run and its continuation: `neuroshard run refound`, `trust`, `branch`, `rollback`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,11 +18,28 @@ from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, gi
 
 if TYPE_CHECKING:
     from neuroshard.consensus.foundation import Foundations, StageStart
-    from neuroshard.node.branching import Branch
+    from neuroshard.node.branching import Branch, BranchWish, RunBrancher
     from neuroshard.runs.foundations import StoredFoundations
     from neuroshard.runs.offer import RunOffer
 
 WAIT_SECONDS, LOOK_SECONDS = 15.0, 0.2
+SHOWN_PRECISION = 0.999_999  # seconds, added to --at: the list shows whole seconds, and its times must select a state
+
+RunArgument = Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+AtTime = Annotated[
+    datetime | None,
+    typer.Option("--at", metavar="TIME", help="The newest saved state at or before this local time: 2026-11-29T14:30."),
+]
+AtOuterStep = Annotated[
+    int | None, typer.Option("--outer-step", metavar="N", min=0, help="The saved state after N outer steps.")
+]
+ChangesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML or YAML: settings of the new run that differ, not the model's."
+    ),
+]
 
 
 def refound(
@@ -129,8 +149,11 @@ def trust(
 
 
 def branch(
-    run: Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    run: RunArgument,
+    at: AtTime = None,
+    outer_step: AtOuterStep = None,
+    config: ChangesFile = None,
+    yes: Yes = False,
     force: Annotated[
         bool, typer.Option("--force", help="Continue from the newest saved state even if a newer one was certified.")
     ] = False,
@@ -142,12 +165,80 @@ def branch(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a run whose owner, deputies and voting nodes are gone, as a new run of your own.
+    """Continue a run as a new run of your own, from the state of your node or from an earlier one.
 
-    The new run begins with the state of your node: weights, outer step, data and tokenizer stay. Your wallet owns it
-    and your node is the only voter. The first run stays stored, and nodes that still train it are not affected. Friends
-    need new invitations. Stop your node first. If the owner or a deputy can come back, use `run refound` instead.
+    Use it for a run whose owner, deputies and voting nodes are gone, or for another attempt with other settings. If the
+    owner or a deputy can come back, use `run refound` instead.
+
+    Weights, outer step, data and tokenizer stay. Your wallet owns the new run and your node is the only voter. The
+    first run stays stored, and nodes that still train it are not affected. Friends need new invitations. Stop your node
+    first.
+
+    With --at or --outer-step the moments of the optimizer begin at zero, and the learning rate warms up for 20 steps.
     """
+    wish = _wish(at, outer_step, config)
+    question = "Continue run {name} as a new run of wallet {wallet}?"
+    flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
+    offer, made, serve = _branched(
+        run, flags, None if yes else question, lambda one, of: one.branch(of, force=force, wish=wish)
+    )
+    _print_branch(offer, made, serve, as_json=as_json)
+    if not as_json:
+        typer.echo("Friends need new invitations: `neuroshard run invite` makes one for each while your node runs.")
+
+
+def roll_run_back(
+    run: RunArgument,
+    at: AtTime = None,
+    outer_step: AtOuterStep = None,
+    config: ChangesFile = None,
+    yes: Yes = False,
+    genesis: GenesisSource = None,
+    token: OwnerToken = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue your run from an earlier state, as a new run that the members follow. Only the owner can do this.
+
+    It makes a branch and signs it as the successor of the run. A member whose node has `follow_successor` (the default)
+    ends its round, saves, and continues with the new run. Friends get their passes for the new run from your node, so
+    start it afterwards; in an organised run, also start the organiser with the id of the new run. Nothing of the old
+    run is deleted. The same request gives the same run.
+
+    Stop your node first. The states that it has saved are in `neuroshard checkpoint list`.
+    """
+    from neuroshard.errors import UsageError
+
+    wish = _wish(at, outer_step, config)
+    if not wish.has_chosen:
+        raise UsageError("No state is named.", "Name one: --at TIME or --outer-step N.")
+    question = (
+        "Continue run {name} from the earlier state? Members of {run} follow, and their later work is left behind."
+    )
+    flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
+    offer, made, serve = _branched(run, flags, None if yes else question, lambda one, of: one.rollback(of, wish))
+    _print_branch(offer, made, serve, as_json=as_json)
+    if not as_json:
+        typer.echo("Members follow when your node runs.")
+
+
+def _wish(at: datetime | None, outer_step: int | None, config: Path | None) -> BranchWish:
+    from neuroshard.errors import UsageError
+    from neuroshard.node.branching import BranchWish
+    from neuroshard.runs.run_file import RunConfig, read_run_config
+
+    if at is not None and outer_step is not None:
+        raise UsageError("--at and --outer-step name two states.", "Give one of them.")
+    changes: RunConfig = {} if config is None else read_run_config(config)
+    time_wanted = None if at is None else at.timestamp() + SHOWN_PRECISION
+    return BranchWish(time_wanted, outer_step, changes)
+
+
+def _branched(
+    run: str, flags: Mapping[str, object], question: str | None, make: Callable[[RunBrancher, RunOffer], Branch]
+) -> tuple[RunOffer, Branch, str]:
+    """Branch a run while no node runs on the data folder, and return the command that starts a node with it."""
     from neuroshard.config.instance_lock import AlreadyRunningError, InstanceLock
     from neuroshard.config.loading import load_settings
     from neuroshard.errors import UsageError
@@ -156,25 +247,25 @@ def branch(
     from neuroshard.runs.creation import Owner
     from neuroshard.runs.stored_runs import named_offer
 
-    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis), os.environ)
+    loaded = load_settings(flags, os.environ)
     settings = loaded.settings
     offer, wallet = named_offer(run, settings.data_dir), wallet_of(loaded)[0]
-    if not yes:
-        question = f"Continue run {offer.parameters.name} as a new run of wallet {wallet.wallet_id[:8]}?"
-        typer.confirm(question, abort=True, err=True)
+    if question is not None:
+        words = question.format(name=offer.parameters.name, run=offer.run_id[:16], wallet=wallet.wallet_id[:8])
+        typer.confirm(words, abort=True, err=True)
     try:
         lock = InstanceLock.acquire(settings.data_dir)
     except AlreadyRunningError as error:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
     try:
         node_id = node_identity(wallet, settings.data_dir).node_id
-        brancher = RunBrancher(Owner(wallet, settings.data_dir), node_id, settings.max_checkpoint_storage)
-        made = brancher.branch(offer, force=force)
+        made = make(RunBrancher(Owner(wallet, settings.data_dir), node_id, settings.max_checkpoint_storage), offer)
     finally:
         lock.release()
     source = settings.genesis if loaded.sources["genesis"] != "default" else None
-    here = ["neuroshard", "--run", made.choice.offer.run_id, *(["--data-dir", str(data_dir)] if data_dir else [])]
-    _print_branch(offer, made, shlex.join([*here, *(["--genesis", source] if source else [])]), as_json=as_json)
+    folder = ["--data-dir", str(flags["data_dir"])] if "data_dir" in flags else []
+    here = ["neuroshard", "--run", made.choice.offer.run_id, *folder, *(["--genesis", source] if source else [])]
+    return offer, made, shlex.join(here)
 
 
 def _print_branch(offer: RunOffer, made: Branch, serve: str, *, as_json: bool) -> None:
@@ -193,7 +284,6 @@ def _print_branch(offer: RunOffer, made: Branch, serve: str, *, as_json: bool) -
         layers, state = each.saved.layers, each.saved.generation
         typer.echo(f"  layers {layers.start + 1}-{layers.stop}: step {state.step:,}, outer step {state.outer_step:,}")
     typer.echo(f"Start it here:  {serve}")
-    typer.echo("Friends need new invitations: `neuroshard run invite` makes one for each while your node runs.")
 
 
 def _new_starts(stored: StoredFoundations, offer: RunOffer, before: Foundations) -> tuple[StageStart, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neuroshard.cli.options import DataDir, LogJson, P2pPort, Peers, TokenFile, Verbose, given
+from neuroshard.cli.options import AsJson, DataDir, LogJson, P2pPort, Peers, TokenFile, Verbose, given
 
 if TYPE_CHECKING:
     from neuroshard.runs.offer import RunOffer
@@ -188,6 +188,79 @@ def end_place(
     folder = resolve_data_dir(data_dir)
     end_places(_offer(run, folder), folder, named, reason, time.time())
     typer.echo(f"{named} gets no admission any more. Members learn it when they refresh theirs.")
+
+
+@app.command("set")
+def set_value(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name of the run's file that may change: docs/RUNS.md.")
+    ],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help='As in the file: 3e-4, linear, true or ["a", "b"].')],
+    start: Annotated[
+        int | None,
+        typer.Option("--from", metavar="STEP", min=0, help="First outer step of the change. (default: soon)"),
+    ] = None,
+    run: RunOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a parameter of a live run, also of a run of friends. Only the owner's wallet can do this.
+
+    The signed version reaches the members through the owner's node or organiser on this data folder: a running one
+    sends it within seconds, a stopped one when it starts. A voting node hands it in with the next step, and it applies
+    from the second outer step after that, or from STEP if that is later. All members then change at the same outer
+    step; a member that is away changes when it comes back.
+
+    Model, plan, data, admission and precisions never change.
+    """
+    import json
+
+    from neuroshard.config.loading import load_settings
+    from neuroshard.host.identity import wallet_of
+    from neuroshard.runs.creation import Owner, differences, newest_offer, next_version, sign_version
+    from neuroshard.runs.run_file import entry_of
+
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir), os.environ)
+    folder = loaded.settings.data_dir
+    owner = Owner(wallet_of(loaded)[0], folder)
+    newest = newest_offer(owner, _offer(run, folder))
+    entries = entry_of(name, value) | ({} if start is None else {"holds_from_outer_step": start})
+    after = next_version(newest, entries)
+    changes = differences(newest.parameters, after)
+    if not as_json:
+        typer.echo(f"Run {newest.parameters.name}, {newest.run_id[:16]}, version {after.version}:")
+        for change in changes:
+            typer.echo(f"  {change.name}: {change.old} -> {change.new}")
+        first = after.holds_from_outer_step
+        typer.echo(f"It applies from outer step {first:,}, or from the second one after its entry if that is later.")
+    if not yes:
+        typer.confirm("Sign it?", abort=True, err=True)
+    choice = sign_version(owner, newest, after)
+    _give_to_observer(choice.offer, folder)
+    if as_json:
+        changed = {change.name: [change.old, change.new] for change in changes}
+        facts = {
+            "run_id": newest.run_id,
+            "version": after.version,
+            "holds_from_outer_step": after.holds_from_outer_step,
+        }
+        typer.echo(json.dumps({**facts, "changed": changed}))
+    else:
+        typer.echo("Signed. Your running node or organiser sends it to the members; otherwise start one of them.")
+
+
+def _give_to_observer(offer: RunOffer, folder: Path) -> None:
+    """Store a version where the observer of an organiser on this data folder finds it, if there is one."""
+    from neuroshard.organiser.observer_process import OBSERVER
+    from neuroshard.runs.authority_key import ORGANISER_FOLDER
+    from neuroshard.runs.stored_runs import JoinedRuns
+
+    place = folder / ORGANISER_FOLDER / offer.run_id[:16] / OBSERVER
+    if place.is_dir():
+        JoinedRuns(place).keep(offer)
 
 
 @app.command("observe", hidden=True)

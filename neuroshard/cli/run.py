@@ -26,6 +26,7 @@ app.command("plan")(run_plan.plan)
 app.command("refound")(committee.refound)
 app.command("trust")(committee.trust)
 app.command("branch")(committee.branch)
+app.command("rollback")(committee.roll_run_back)
 
 
 @app.command("create")
@@ -218,10 +219,8 @@ def _print_made(
         typer.echo(f"Warning: {warning}")
     if choice.is_new and len(_holding(offer)) > 1:
         (_, before), (start, _) = _holding(offer)[-2:]
-        typer.echo(
-            f"It applies from outer step {start} on, and version {before.version} before. A node that gets it later"
-        )
-        typer.echo("applies it at once, so name a step far enough ahead for all nodes to get it in time.")
+        typer.echo(f"It applies from outer step {start}, or from the second one after its entry in the chain if that")
+        typer.echo(f"is later, at all nodes together. Until then version {before.version} applies.")
     typer.echo(f"Signed file: {file}\n")
     typer.echo(f"Start it here:  {shlex.join(here)}")
     if organise:

@@ -90,6 +90,14 @@ class BranchPoint:
     run_id: HexDigest  # of the other run
     outer_step: _Whole  # of the state
     data_run_id: HexDigest  # the first run of the line: its held-out text was never trained on
+    # Of states that were chosen, for each stage: the root, and the certified sequences at which the learning rate warms
+    # up again because the moments are new. None: the newest states, with their moments.
+    roots: Annotated[tuple[HexDigest, ...], Meta(max_length=MAX_UNEQUAL_STAGES)] = field(
+        default=(), metadata={"since": 10}
+    )
+    sequences: Annotated[tuple[_Whole, ...], Meta(max_length=MAX_UNEQUAL_STAGES)] = field(
+        default=(), metadata={"since": 10}
+    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,8 @@ class RunParameters:
     authority: Annotated[tuple[HexKey, ...], Meta(max_length=MAX_AUTHORITIES)] = field(
         default=(), metadata={"since": 9}
     )  # keys whose holders, the organisers, admit nodes to an organised run
+    # The run with which the owner continues this one: members follow. "": none.
+    successor: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = field(default="", metadata={"since": 10})
 
     @property
     def admits_strangers(self) -> bool:

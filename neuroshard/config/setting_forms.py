@@ -183,6 +183,12 @@ FORMS: dict[str, SettingForm] = {
     "data_dir": SettingForm(_PROGRAM, "Data folder", "Checkpoints, training text, keys and logs.", level=_MORE),
     "token": SettingForm(_PROGRAM, "Token", "The secret from which the wallet follows.", level=_MORE),
     "token_file": SettingForm(_PROGRAM, "Token file", "File that contains the token.", level=_MORE, unset="none"),
+    "follow_successor": SettingForm(
+        _PROGRAM,
+        "Follow the owner to another run",
+        "Continue with the run with which the owner continues this one.",
+        level=_MORE,
+    ),
     "update_check": SettingForm(_PROGRAM, "Look for updates", "Ask once a day for a newer version.", level=_MORE),
     "update_url": SettingForm(
         _PROGRAM, "Updates from", "Address of a mirror of the releases.", level=_MORE, unset="this version's address"

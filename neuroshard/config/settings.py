@@ -334,6 +334,10 @@ class Settings(BaseModel):
         Whole | None, Field(ge=10, le=2000), SettingNote("10 to 2000 watts; unset: no limit", Applies.AT_ONCE)
     ] = None
     browser: Annotated[bool, SettingNote(_YES_NO)] = True
+    follow_successor: Annotated[
+        bool,
+        SettingNote("true or false; whether to follow when the owner continues the run as another one", owner=IN_FILE),
+    ] = True
     update_check: Annotated[
         bool, SettingNote("true or false; whether to ask once a day for a newer version", owner=IN_FILE)
     ] = False

@@ -19,10 +19,12 @@ from msgspec import Meta, Struct, structs
 
 from neuroshard.consensus.committee import (
     ADMISSION_SECONDS,
+    KEPT_VERSIONS,
     LARGEST,
     LARGEST_HEIGHT,
     SPAN,
     Admit,
+    AppliedVersion,
     Bar,
     Barred,
     Candidate,
@@ -38,6 +40,7 @@ from neuroshard.consensus.committee import (
     Trust,
     barred_after,
     has_one_node_per_wallet,
+    versions_after,
 )
 from neuroshard.consensus.foundation import Founding, StageStart, epoch_parent
 from neuroshard.consensus.round_messages import MAX_MEMBERS, Phase, Quorum, Value
@@ -129,6 +132,8 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     strangers: StrangersLedger | None = None  # None among friends
     barred: Annotated[tuple[Barred, ...], Meta(max_length=MAX_MEMBERS)] = ()  # in the next outer step
     heir: NameHeir | None = None  # None as soon as there are several seats
+    # of the run's parameters, by their first outer step; before the first one the initial parameters apply
+    versions: Annotated[tuple[AppliedVersion, ...], Meta(max_length=KEPT_VERSIONS)] = ()
 
     @property
     def digest(self) -> str:
@@ -141,7 +146,12 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         start, is_open = by.start, by.start.committee.is_open
         seed = hash_parts("neuroshard/seed", by.statement, start.stage).hex()
         strangers = StrangersLedger.founded(by) if is_open else None
-        return cls(start.committee, seed, start.root or NO_ROOT, strangers=strangers)
+        return cls(start.committee, seed, start.root or NO_ROOT, strangers=strangers, versions=start.versions)
+
+    @property
+    def newest_version(self) -> int:
+        """Number of the newest version in the chain; 1 without any."""
+        return self.versions[-1].number if self.versions else 1
 
     @cached_property
     def established(self) -> frozenset[NodeId]:
@@ -175,7 +185,7 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         return tuple(Admit(each.wallet_id, each.node_id) for each in ready)
 
     def with_entries(self, entries: Sequence[Entry], rules: EntryRules) -> ChainLedger:
-        """The ledger with the committee and the named wallets after entries. Raises InvalidEntryError.
+        """The ledger with committee, named wallets and versions after entries. Raises InvalidEntryError.
 
         A list of named wallets applies to the admissions of its own value.
         """
@@ -185,10 +195,10 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
                 if strangers is None:
                     raise InvalidEntryError("among friends nobody names wallets")
                 strangers = strangers.trusting(entry, rules.owner)
-        expelled = tuple(entry.wallet_id for entry in entries if isinstance(entry, Expel))
-        if strangers is not None and expelled:
-            strangers = strangers.expelling(expelled)
-        ledger = structs.replace(self, strangers=strangers)
+        if strangers is not None and (expelled := [one.wallet_id for one in entries if isinstance(one, Expel)]):
+            strangers = strangers.expelling(tuple(expelled))
+        versions = versions_after(self.versions, entries, rules.outer_step)
+        ledger = structs.replace(self, strangers=strangers, versions=versions)
         due = ledger.due_admissions()
         for entry in entries:
             if isinstance(entry, Admit) and entry not in due:
@@ -341,11 +351,9 @@ class Chain:
         if value.parent != standing.value:
             raise ForkError(self.start.stage, standing.height, ())
         try:
-            ledger = self.ledger.after(value, EntryRules(value.height, self.owner))
+            ledger = self.ledger.after(value, EntryRules(value.height, self.owner, value.outer_step))
         except InvalidEntryError as error:
-            raise ChainError(
-                f"A certificate of height {value.height} has an entry that is not valid: {error}."
-            ) from None
+            raise ChainError(f"An entry at height {value.height} is not valid: {error}.") from None
         if ledger.digest != value.ledger:
             raise ChainError(f"The ledger after height {value.height} is not the certified one.")
         for point in self.points:
@@ -513,16 +521,8 @@ class Step:
     def id(self) -> str:
         """Hex hash of the step. Messages of another height, line or committee, or of other terms, have another id."""
         place = self.standing
-        parts = (
-            self.run_id,
-            self.stage,
-            place.statement,
-            place.height,
-            place.value,
-            self.number,
-            self.root,
-            self.terms,
-        )
+        line = (place.statement, place.height, place.value)
+        parts = (self.run_id, self.stage, *line, self.number, self.root, self.terms)
         return hash_parts("neuroshard/step", *parts).hex()
 
     @property
@@ -581,7 +581,7 @@ class Step:
 
     def completed(self, value: Value) -> Value:
         """The value with the committee and the digest of the ledger that follow from it. Raises InvalidEntryError."""
-        after = self.ledger.after(value, EntryRules(self.height, self.owner))
+        after = self.ledger.after(value, EntryRules(self.height, self.owner, value.outer_step))
         committee = None if after.committee == self.committee else after.committee
         return structs.replace(value, next_committee=committee, ledger=after.digest)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Annotated, TypeAlias, assert_never
 
@@ -25,7 +25,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from neuroshard.identity import hash_parts
+from neuroshard.errors import DataError
+from neuroshard.identity import SignedRunParameters, hash_parts
 from neuroshard.types import MAX_NODE_ID_CHARACTERS, PRINTABLE, NamedWallet, NodeId, WalletId
 
 NamedNode = Annotated[NodeId, Meta(max_length=MAX_NODE_ID_CHARACTERS, pattern=PRINTABLE)]  # the node id in a message
@@ -36,6 +37,9 @@ MAX_TRUSTED = 32  # wallets of strangers that may get seats
 SILENT_STEPS = 16  # outer steps in which a reducer without results reduces nothing
 WRONG_STEPS = 100  # and one with false results
 MAX_NAMING_BYTES = 1024
+MAX_VERSION_BYTES = 8 * 1024  # of the signed parameters of a run
+KEPT_VERSIONS = 16  # in the ledger, the newest: earlier outer steps are nobody's any more
+VERSION_STEPS = 2  # outer steps after the value with a version, before it applies
 ADMISSION_SECONDS = 1800  # of accepted work, as the seats certify it, before a wallet gets a seat
 SPAN = 16  # aggregates; who is in half of them is established
 LARGEST = 10**15  # of a number that counts work
@@ -220,8 +224,24 @@ class NameHeir(Struct, frozen=True, tag="heir", forbid_unknown_fields=True):
     naming: Annotated[bytes, Meta(max_length=MAX_NAMING_BYTES)]  # a HeirNaming that the seat has signed
 
 
+class ChangeParameters(Struct, frozen=True, tag="parameters", forbid_unknown_fields=True):
+    """A later version of the run's parameters, as the owner has signed it. It changes no committee."""
+
+    number: Annotated[int, Meta(ge=2, le=LARGEST)]
+    holds_from: Height  # the outer step that the owner has named; it applies there or later
+    signed: Annotated[bytes, Meta(max_length=MAX_VERSION_BYTES)]  # SignedRunParameters as canonical JSON
+
+
+class AppliedVersion(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A certified version of the run's parameters, and the first outer step at which it applies."""
+
+    number: Annotated[int, Meta(ge=2, le=LARGEST)]
+    start: Height
+    signed: Annotated[bytes, Meta(max_length=MAX_VERSION_BYTES)]
+
+
 SeatEntry: TypeAlias = Admit | Leave | Remove | Expel | MoveKey | NameHeir
-Entry: TypeAlias = SeatEntry | Trust | Bar
+Entry: TypeAlias = SeatEntry | Trust | Bar | ChangeParameters
 
 
 @dataclass(frozen=True)
@@ -230,6 +250,7 @@ class EntryRules:
 
     height: int  # of the value
     owner: WalletId  # whose seat is the first one
+    outer_step: int = 0  # completed outer steps after the value
 
     def applied(self, committee: Committee, entries: Sequence[Entry]) -> Committee:
         """Return the committee after the entries, in their order. Raises InvalidEntryError that names the entry.
@@ -237,7 +258,7 @@ class EntryRules:
         The evidence of an entry (signatures, accepted work) is checked elsewhere, before a seat votes. The reader of a
         certificate relies on the quorum that has checked it.
         """
-        changes = [entry for entry in entries if not isinstance(entry, Trust | Bar)]
+        changes = [entry for entry in entries if not isinstance(entry, Trust | Bar | ChangeParameters)]
         admitted, seated = sum(isinstance(entry, Admit) for entry in changes), len(committee.seats)
         if admitted > most_admitted(committee):
             raise InvalidEntryError("a value admits at most an eighth of the committee")
@@ -324,3 +345,50 @@ def barred_after(barred: Iterable[Barred], bars: Iterable[Bar], outer_step: int,
         end = outer_step + (WRONG_STEPS if bar.is_wrong else SILENT_STEPS)
         until[bar.node_id] = max(end, until.get(bar.node_id, 0))
     return tuple(Barred(node, end) for node, end in sorted(until.items()))
+
+
+def versions_after(
+    versions: tuple[AppliedVersion, ...], entries: Iterable[Entry], outer_step: int
+) -> tuple[AppliedVersion, ...]:
+    """The certified versions after a value that leads to this outer step. Raises InvalidEntryError.
+
+    A version applies VERSION_STEPS outer steps later at the earliest. A node at that step has adopted the value before
+    it, and so it has the version, too. A version that would apply only from the same step on, or later, never applies.
+    """
+    for entry in entries:
+        if isinstance(entry, ChangeParameters):
+            if versions and entry.number <= versions[-1].number:
+                raise InvalidEntryError(f"version {entry.number} is not newer than version {versions[-1].number}")
+            start = max(entry.holds_from, outer_step + VERSION_STEPS)
+            earlier = tuple(each for each in versions if each.start < start)
+            versions = (*earlier, AppliedVersion(entry.number, start, entry.signed))[-KEPT_VERSIONS:]
+    return versions
+
+
+def versions_from(versions: tuple[AppliedVersion, ...], outer_step: int) -> tuple[AppliedVersion, ...]:
+    """The versions that apply at an outer step or later."""
+    past = [each for each in versions if each.start <= outer_step]
+    return (*past[-1:], *versions[len(past) :])
+
+
+def change_of(signed: SignedRunParameters) -> ChangeParameters:
+    """The entry for a version. Raises DataError if it does not fit into an entry."""
+    data, parameters = signed.to_json(), signed.parameters
+    if len(data) > MAX_VERSION_BYTES:
+        raise DataError(
+            f"Version {parameters.version} of the run has {len(data):,} bytes, more than {MAX_VERSION_BYTES:,}.",
+            "Name fewer seeds.",
+        )
+    return ChangeParameters(parameters.version, parameters.holds_from_outer_step, data)
+
+
+@lru_cache(maxsize=64)
+def read_change(signed: bytes) -> tuple[ChangeParameters, WalletId]:
+    """The entry for a signed version and the wallet that signed it. Raises ValueError."""
+    try:
+        read = SignedRunParameters.from_json(signed)
+    except DataError as error:
+        raise ValueError(f"A version of the run cannot be read: {error} - in `version`") from None
+    if read.to_json() != signed or read.parameters.version == 1:
+        raise ValueError("A version of the run is not written as this program does, or it is the first - in `version`")
+    return change_of(read), read.owner_wallet_id

@@ -10,6 +10,7 @@
               of the wallet is gone or revoked
     Trust     a statement of the owner with a greater number than the last one in the chain
     Bar       ReducerFaults of a quorum for this step, which name the node
+    ChangeParameters  a version with a greater number than the last one in the chain, which the owner has signed
     NameHeir  none that others can check: only a step of the only seat alone carries it
 
 The words of a node that its wallet has revoked do not count, apart from its double votes, and it gets no seat.
@@ -28,6 +29,7 @@ from neuroshard.consensus.committee import (
     LEAST_OPEN_SEATS,
     Admit,
     Bar,
+    ChangeParameters,
     Committee,
     Entry,
     EntryRules,
@@ -37,6 +39,7 @@ from neuroshard.consensus.committee import (
     MoveKey,
     Remove,
     Trust,
+    read_change,
 )
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import AnyBody, EntryEvidence, VerifiedBody
@@ -49,6 +52,8 @@ def merged_evidence(
     step: Step, known: EntryEvidence, new: EntryEvidence, revoked: RevokedPairs = frozenset()
 ) -> EntryEvidence:
     """The evidence for this step out of both: one statement of a kind per author and subject, so it stays small.
+
+    Of several versions of the parameters the first one comes first: a later one may apply after it.
 
     The words of a revoked node do not count, so they cannot displace those of the node that the wallet has now.
     """
@@ -65,6 +70,7 @@ def merged_evidence(
         if one.body.step_id == step.id and one.body.wallet_id in step.committee.wallets
     }
     faults = {one.member: one for one in (*new.faults, *known.faults) if one.body.step_id == step.id}
+    versions = [one for one in (known.version, new.version) if one is not None and newer_change(step, one) is not None]
     double_votes = {pair[0].member: pair for pair in (*new.double_votes, *known.double_votes)}
     return EntryEvidence(
         tuple(one for member, one in sorted(leave_requests.items()) if member in seats),
@@ -73,6 +79,7 @@ def merged_evidence(
         tuple(pair for member, pair in sorted(double_votes.items()) if member in seats),
         max(filter(None, (newer_word(step, known.word), newer_word(step, new.word))), key=_number_of, default=None),
         tuple(one for member, one in sorted(faults.items()) if member in seats),
+        min(versions, key=_version_of, default=None),
     )
 
 
@@ -121,7 +128,7 @@ def _committee_after(step: Step, entries: Sequence[Entry]) -> Committee:
     Fewer nodes are barred after an aggregate than without one, so it is enough to look at the latter.
     """
     step.ledger.barred_after(entries, step.number)
-    return step.ledger.with_entries(entries, EntryRules(step.height, step.owner)).committee
+    return step.ledger.with_entries(entries, EntryRules(step.height, step.owner, step.number)).committee
 
 
 def _candidates(step: Step, evidence: EntryEvidence, revoked: RevokedPairs) -> Iterable[Sequence[Entry]]:
@@ -138,6 +145,8 @@ def _candidates(step: Step, evidence: EntryEvidence, revoked: RevokedPairs) -> I
             yield (MoveKey(signed.member.wallet_id, signed.member.node_id),)
     if (word := newer_word(step, evidence.word)) is not None:
         yield (Trust(word.foundation.epoch, word.foundation.trusted),)
+    if evidence.version is not None and (change := newer_change(step, evidence.version)) is not None:
+        yield (change,)
     if committee.is_open:
         yield from ((Expel(wallet),) for wallet in _double_voters(step, evidence))
     moved = {signed.member.wallet_id for signed in evidence.keys}
@@ -193,6 +202,21 @@ def newer_word(step: Step, word: SignedFoundation | None) -> SignedFoundation | 
 
 def _number_of(word: SignedFoundation) -> int:
     return word.foundation.epoch
+
+
+def next_change(step: Step, changes: Iterable[ChangeParameters]) -> ChangeParameters | None:
+    """The first of these versions, which the owner has signed, that the chain does not contain yet."""
+    return next((change for change in changes if change.number > step.ledger.newest_version), None)
+
+
+def newer_change(step: Step, signed: bytes) -> ChangeParameters | None:
+    """The entry for a version that the owner of this run has signed and the chain does not contain yet."""
+    change, owner = read_change(signed)
+    return change if owner == step.owner and change.number > step.ledger.newest_version else None
+
+
+def _version_of(signed: bytes) -> tuple[int, bytes]:
+    return read_change(signed)[0].number, signed
 
 
 def _silent_wallets(step: Step, evidence: EntryEvidence) -> list[WalletId]:

@@ -36,7 +36,14 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from neuroshard.consensus.committee import MAX_NAMING_BYTES, MAX_TRUSTED, Committee, Height
+from neuroshard.consensus.committee import (
+    KEPT_VERSIONS,
+    MAX_NAMING_BYTES,
+    MAX_TRUSTED,
+    AppliedVersion,
+    Committee,
+    Height,
+)
 from neuroshard.consensus.waypoints import (
     MAX_STAGES,
     Milestone,
@@ -77,6 +84,8 @@ class StageStart(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     outer_step: Height = 0
     root: HexDigest | None = None  # of the outer state; None: the run's initial state
     parent: HexDigest | None = None  # the value that led there; None at the beginning of a run
+    # of the run's parameters, that apply there or later
+    versions: Annotated[tuple[AppliedVersion, ...], Meta(max_length=KEPT_VERSIONS)] = ()
 
 
 class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -219,7 +219,7 @@ class GroupRounds:
         self._absent = self._matchmaking.obstacle(look.step, now)
         self.status = replace(self.status, voters=self._matchmaking.voters(self.chain.chain, now))
         is_asked = self._matchmaking.unheard or self.actor.failed or not self.seats.may_vote or self._swarm.revoked
-        if look.step and (is_asked or look.step.committee.is_open):
+        if look.step and (is_asked or self._swarm.changes or look.step.committee.is_open):
             await self.seats.look(look.step, self._matchmaking, now)
         ahead = self._matchmaking.ahead(self.chain.ledger, look)
         if ahead and not self._is_learning and self._beside is not None:

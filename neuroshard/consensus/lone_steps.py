@@ -22,6 +22,7 @@ from neuroshard.aggregation.slices import dot_product
 from neuroshard.consensus.chain import Chain, Step
 from neuroshard.consensus.committee import NameHeir
 from neuroshard.consensus.effects import Complete
+from neuroshard.consensus.entries import next_change
 from neuroshard.consensus.foundation import HeirNaming
 from neuroshard.consensus.matchmaking import Replica
 from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote
@@ -183,8 +184,9 @@ class LoneSteps:
         return (NameHeir(wallet, self._swarm.sign(naming).claim),)
 
     async def _has_certified(self, step: Step, own: ReplicaStatus) -> bool:
-        first, heir = step.first_value(), self._heir(step)
-        value = step.completed(structs.replace(first, outer_step=own.outer_step, next_root=own.root, entries=heir))
+        first, change = step.first_value(), next_change(step, self._swarm.changes)
+        entries = (*self._heir(step), *(() if change is None else (change,)))
+        value = step.completed(structs.replace(first, outer_step=own.outer_step, next_root=own.root, entries=entries))
         vote = self._swarm.sign(Vote(step.id, 0, Phase.COMMIT, value.digest))
         complete = Complete(Quorum(value, 0, Phase.COMMIT, (vote,)), ())
         is_stored = await self._actor.keep_end(step.number, complete)

@@ -22,7 +22,7 @@ from typing import Protocol
 from torch import Tensor
 
 from neuroshard.consensus.chain import Chain, ChainLedger, Step
-from neuroshard.consensus.committee import GroupMember, Seat, has_one_node_per_wallet
+from neuroshard.consensus.committee import ChangeParameters, GroupMember, Seat, has_one_node_per_wallet
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import VerifiedBody
@@ -101,6 +101,11 @@ class RunSwarm(Protocol):
     @property
     def word(self) -> SignedFoundation | None:
         """The owner's newest statement, which names the wallets that may get seats among strangers."""
+        ...
+
+    @property
+    def changes(self) -> Sequence[ChangeParameters]:
+        """The later versions of the run's parameters that the owner has signed, in order."""
         ...
 
     @property

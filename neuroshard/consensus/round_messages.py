@@ -21,11 +21,13 @@ from neuroshard.consensus.committee import (
     LARGEST,
     MAX_ENTRIES,
     MAX_SEATS,
+    MAX_VERSION_BYTES,
     Committee,
     Entry,
     GroupMember,
     Height,
     NamedNode,
+    read_change,
 )
 from neuroshard.consensus.foundation import HeirNaming, SignedFoundation
 from neuroshard.consensus.slices import AUDITED_BLOCKS, DIGEST_BYTES, MAX_SLICES, Encoded
@@ -377,6 +379,7 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     double_votes: Annotated[tuple[tuple[VerifiedBody[Vote], VerifiedBody[Vote]], ...], Meta(max_length=MAX_SEATS)] = ()
     word: SignedFoundation | None = None  # the owner's newest statement: the wallets of strangers that may get seats
     faults: Annotated[tuple[VerifiedBody[ReducerFaults], ...], Meta(max_length=MAX_SEATS)] = ()
+    version: Annotated[bytes, Meta(max_length=MAX_VERSION_BYTES)] | None = None  # the next one of the run's parameters
 
     def __post_init__(self) -> None:
         _verify(Departure, self.leave_requests, "leave_requests")
@@ -386,6 +389,8 @@ class EntryEvidence(Struct, frozen=True, forbid_unknown_fields=True):
         _verify(ReducerFaults, self.faults, "faults")
         if self.word is not None:
             _verify_word(self.word)
+        if self.version is not None:
+            read_change(self.version)
 
 
 class ProposalSaid(AuthoredMessage[RoundProposal], frozen=True, tag="proposal", forbid_unknown_fields=True):

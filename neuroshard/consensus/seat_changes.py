@@ -7,6 +7,7 @@ replaces the wallet's silent node,    the seat for itself            with the ne
 or one that the wallet has revoked
 misses a seat for long                the removal of that seat       with the next aggregate, if a quorum agrees
 knows that the owner named wallets    the owner's list               with the next aggregate
+knows a newer version of the run      the version                    with the next aggregate
 gets no or false results of a node    that it reduces nothing        with the next aggregate, if a quorum agrees
 """
 
@@ -20,7 +21,7 @@ import anyio
 from neuroshard.consensus.chain import Chain, LogStart, Step
 from neuroshard.consensus.committee import LEAST_OPEN_SEATS, GroupMember, Seat
 from neuroshard.consensus.effects import RoundConfig
-from neuroshard.consensus.entries import newer_word
+from neuroshard.consensus.entries import newer_word, next_change
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.matchmaking import Matchmaking, RunSwarm
 from neuroshard.consensus.round_messages import (
@@ -82,15 +83,16 @@ class SeatChanges:
         """Ask for the changes of the committee that this step needs."""
         await self.open_log(step)
         silent, removed, word = matchmaking.silent_seats(step, now), self._removed(step), self._newer_word(step)
-        faults = self._faults(step)
+        faults, version = self._faults(step), self._newer_version(step)
         wants_seat = self._wants_seat(step, silent)
-        is_settled = not wants_seat and not silent and not removed and not faults and word is None
+        is_settled = not (wants_seat or silent or removed or faults or word or version)
         if self._asked_at == step.id or is_settled:
             return
         self._asked_at = step.id
         gone = [*removed, *(silent if len(step.committee.seats) >= LEAST_SEATS else ())]
         keys = (self._swarm.sign(VotingKey(step.id)),) if wants_seat else ()
-        evidence = EntryEvidence(silences=self._silences(step, gone), keys=keys, word=word, faults=faults)
+        silences = self._silences(step, gone)
+        evidence = EntryEvidence(silences=silences, keys=keys, word=word, faults=faults, version=version)
         if evidence != EntryEvidence():
             self._actor.keep(self._member.node_id, EvidenceSaid(evidence))
             self._actor.notify(step.seats - {self._member.node_id}, EvidenceSaid(evidence))
@@ -109,6 +111,11 @@ class SeatChanges:
         """The owner's list of wallets, if the chain does not contain it yet. Only a seat hands it in."""
         is_seated = step.ledger.strangers is not None and self._member in step.committee.members
         return newer_word(step, self._swarm.word) if is_seated else None
+
+    def _newer_version(self, step: Step) -> bytes | None:
+        """The next version of the run's parameters that the chain does not contain yet. Only a seat hands it in."""
+        change = next_change(step, self._swarm.changes)
+        return None if change is None or self._member not in step.committee.members else change.signed
 
     @property
     def advice(self) -> str:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
 from neuroshard.consensus.chain import AstrayError, Chain, ChainError, ChainLedger, ChainProof, ForkError, Step
-from neuroshard.consensus.committee import LARGEST_HEIGHT, Height
+from neuroshard.consensus.committee import LARGEST_HEIGHT, AppliedVersion, Height
 from neuroshard.consensus.foundation import Founding
 from neuroshard.consensus.round_messages import MAX_ROUND_CLAIM_BYTES, Quorum, Vote
 from neuroshard.consensus.sync_strategies import StageRounds
@@ -226,6 +226,11 @@ class StageChain:
         """The ledger after the newest value; None while there is no chain."""
         chain = self.chain
         return None if chain is None else chain.ledger
+
+    @property
+    def versions(self) -> Sequence[AppliedVersion]:
+        """The certified versions of the run's parameters, also while the foundation does not apply."""
+        return () if self._chain is None else self._chain.ledger.versions
 
     def counts(self, node: NodeId) -> bool:
         """Whether accepted work or the owner's word speaks for a node, so that it is more than a free name."""

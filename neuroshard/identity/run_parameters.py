@@ -37,6 +37,9 @@ def check_parameters(parameters: RunParameters) -> None:
         raise ValueError("next_merge_id must not exceed vocabulary_size")
     for seed in parameters.seeds:
         checked_multiaddr(seed)
+    branch = parameters.branch
+    if branch is not None and {len(branch.roots), len(branch.sequences)} not in ({0}, {parameters.stage_count}):
+        raise ValueError("branch names a root and a number of sequences for each stage, or none")
     _check_authority(parameters)
     if (objection := scheme_objection(parameters.outer)) is not None:
         raise ValueError(objection)

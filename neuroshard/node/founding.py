@@ -31,8 +31,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from neuroshard.consensus.chain import Chain, ForkError, Standing
-from neuroshard.consensus.committee import MAX_SEATS, Committee, Seat
+from neuroshard.consensus.chain import Chain, ForkError
+from neuroshard.consensus.committee import MAX_SEATS, AppliedVersion, Committee, Seat, versions_from
 from neuroshard.consensus.foundation import (
     Foundation,
     Foundations,
@@ -244,7 +244,7 @@ class Founder:
         best = max(sorted(known), key=lambda node: known[node].work)
         status = known[best]
         seats = [node for node in holders if node == best or (node in known and known[node].root == status.root)]
-        return _started(stage, self._committee(seats), chain.standing, status.outer_step, status.root)
+        return _started(stage, self._committee(seats), chain, status.outer_step, status.root)
 
     def _found_again(self) -> None:
         """Continue the stages held here from this node's state, with this node as the only seat.
@@ -266,7 +266,8 @@ class Founder:
                 return  # the root is being computed, or the node is about to follow: look again
             heights = [0 if standing is None else standing.height, *versions.foundations.heights_of(stage)]
             parent = None if standing is None else standing.value
-            starts.append(StageStart(stage, committee, max(heights), own.outer_step, own.root, parent))
+            place = (max(heights), own.outer_step, own.root, parent, _versions(chain, own.outer_step))
+            starts.append(StageStart(stage, committee, *place))
         if starts and self._sign(starts):
             self.stored.withdraw_request(versions.offer)
 
@@ -285,11 +286,11 @@ class Founder:
                 _LOG.error("Stage %d is not continued by its heir: its voting node is here.", stage + 1)
                 self.stored.withdraw_request(versions.offer)
                 return
-            states, place = await self._states(stage, holders), chain.standing
+            states = await self._states(stage, holders)
             if states:
                 best = best_state(states, chain, self.swarm.node_id)
                 state, seats = states[best], self._committee([best])
-                start = StageStart(stage, seats, place.height, state.outer_step, state.root, place.value)
+                start = _started(stage, seats, chain, state.outer_step, state.root)
                 content = Succession(versions.offer.run_id, chain.statement, start, chain.ledger.heir.naming)
                 signed.append(SignedSuccession.sign(self.wallet, content))
         if signed and self._keep_signed(signed):
@@ -393,5 +394,11 @@ def inherited_stages(data_dir: Path, offer: RunOffer, wallet: WalletId) -> list[
     return found
 
 
-def _started(stage: int, committee: Committee, standing: Standing, outer_step: int, root: str) -> StageStart:
-    return StageStart(stage, committee, standing.height, outer_step, root, standing.value)
+def _started(stage: int, committee: Committee, chain: Chain, outer_step: int, root: str) -> StageStart:
+    height, value = chain.standing.height, chain.standing.value
+    return StageStart(stage, committee, height, outer_step, root, value, _versions(chain, outer_step))
+
+
+def _versions(chain: Chain | None, outer_step: int) -> tuple[AppliedVersion, ...]:
+    """The versions of the run's parameters that the next line of a stage carries over."""
+    return () if chain is None else versions_from(chain.ledger.versions, outer_step)

@@ -232,7 +232,7 @@ class Joining:
         for value in (each.value for each in ended):
             if value.root == root and value.round_id is not None:
                 root, reached = value.next_root, value.outer_step
-        kept = max(KEPT_STEPS * parts_of(self.swarm.versions.at(own.outer_step).outer), best.kept)
+        kept = max(KEPT_STEPS * parts_of(self.swarm.versions.offer.parameters.outer), best.kept)
         if best.outer_step - reached > kept:
             return False
         stored = StageChain(self._founding, self._chain_store, self.offload)

@@ -126,7 +126,6 @@ class Observer:
         )
         self._count("refused_files", self._node.ground.fetcher.refused_files)
         self._count("damaged_cache_files", self._node.ground.data_store.cache.damaged_files)
-        self._peer_network.note_outer_step(seen.diloco.outer_steps)
         if seen.warnings:
             self._publisher.warn(*seen.warnings)
         self._show_clock_warning(self._peer_network.clock_warning)

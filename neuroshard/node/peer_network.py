@@ -213,6 +213,17 @@ class JoinedRun:
         self._networking.attach(self._swarm.live)
         return self._swarm
 
+    @property
+    def in_round(self) -> bool:
+        """Whether a stage of this node is in a round."""
+        return self._swarm is not None and any(group.in_round for group in self._swarm.rounds.groups.values())
+
+    def has_certified(self, version: int) -> bool:
+        """Whether the chains of all stages here have this version of the run's parameters or a later one."""
+        groups = () if self._swarm is None else tuple(self._swarm.rounds.groups.values())
+        ledgers = [group.chain.ledger for group in groups]
+        return bool(ledgers) and all(ledger is not None and ledger.newest_version >= version for ledger in ledgers)
+
     def join_line(self, addresses: Sequence[str], organiser: str) -> str:
         """Command that others type to join the run; "" while they cannot, and in a demo.
 
@@ -463,11 +474,6 @@ class PeerNetwork:
         """Send a report to the other nodes within a second."""
         if self.joined is not None:
             self.joined.participant.membership.own_news.notify()
-
-    def note_outer_step(self, outer_step: int) -> None:
-        """Record this node's outer step, because another version of the run's parameters may apply from there."""
-        if self.exchange.followed is not None:
-            self.exchange.followed.look(outer_step)
 
     @property
     def clock_warning(self) -> str | None:

@@ -31,6 +31,7 @@ from neuroshard.network.mdns import RunNotice
 from neuroshard.node.invited_tip import verified_tip
 from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
+from neuroshard.node.successors import SuccessorFollower
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.invitation_making import invited_places, qr_rows
@@ -118,8 +119,10 @@ class RunDesk:
         return result
 
     async def run(self) -> None:
-        """Show the owner who asks to join, and settle who has the last place of an invitation, until cancelled."""
+        """Show the owner who asks to join, settle who has the last place of an invitation, and follow a successor."""
+        settings, network = self._configuration.settings, self._peer_network
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(SuccessorFollower(settings, network, self._stop, self._publisher).run)
             tasks.start_soon(settle_places, self._peer_network, self._wallet, self._data_dir)
             if self._nearby is not None:
                 tasks.start_soon(self._nearby.run)

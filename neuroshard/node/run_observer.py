@@ -149,6 +149,7 @@ class RunObserver:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._network.networking.run)
             tasks.start_soon(self._look)
+            tasks.start_soon(self._network.exchange.watch_stored)
             for stage, chain in enumerate(self._chains):
                 tasks.start_soon(self._follow, stage, chain)
 

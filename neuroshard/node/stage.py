@@ -15,6 +15,7 @@ from neuroshard.host.resources import Device
 from neuroshard.identity import NodeIdentity
 from neuroshard.node.own_stages import StageWork
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.stage_versions import StageVersions
 from neuroshard.pipeline.compilation import Compilation
 from neuroshard.pipeline.control import Control
 from neuroshard.pipeline.executor import ComputeThread, Precision
@@ -117,20 +118,17 @@ async def bring_up_stage(
     if stage.is_restored:
         _LOG.info("Resuming at step %s.", f"{stage.record.progress.steps:,}")
     rounds = home.store.folder / ROUNDS_FOLDER
-    around = RoundDependencies(
-        swarm,
-        swarm.asking,
-        FileVoteLog(rounds, home.store.data_dir),
-        StageChain(partial(swarm.versions.founding_of, index), FileChainStore(rounds, home.store.data_dir)),
-        reported=swarm.rounds.earlier(swarm.name_of(index)),
-    )
+    chain = StageChain(partial(swarm.versions.founding_of, index), FileChainStore(rounds, home.store.data_dir))
+    await chain.load()  # the first step needs the version of the run that applies
+    votes, earlier = FileVoteLog(rounds, home.store.data_dir), swarm.rounds.earlier(swarm.name_of(index))
+    around = RoundDependencies(swarm, swarm.asking, votes, chain, reported=earlier)
     return StageReplica(
         compute,
         stage,
         home.identity,
         run.parameters,
         index,
-        versions=swarm.versions.at,
+        versions=StageVersions(swarm.versions.offer.initial, chain).at,
         control=control,
         around=around,
         rule=VoteRule() if run.parameters.admits_strangers else AMONG_FRIENDS,

@@ -46,6 +46,7 @@ from neuroshard.node.data_sharing import DataSharing, open_data_store
 from neuroshard.node.joining import candidates
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.stage_swarm import StageSwarm
+from neuroshard.node.stage_versions import applied_parameters
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.invited_settings import invited_settings
 from neuroshard.runs.offer import RunOffer
@@ -305,7 +306,7 @@ class StageCollector:
 
     async def _stored(self, state: CertifiedState, received: ReceivedState, into: PartialFile) -> CollectedStage:
         value, swarm = state.certificate.value, self._swarm
-        parameters = swarm.versions.at(value.outer_step - 1)
+        parameters = applied_parameters(swarm.versions.offer.initial, self._chain.versions, value.outer_step - 1)
         line = line_from_json(received.manifest.meta.extra.get("outer"))
         lead = certified_lead(value, line, parameters, self._schema())
         certified = Certified(state.certified_at, lead, parameters.sequences_per_step)

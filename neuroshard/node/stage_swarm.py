@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 from torch import Tensor
 
+from neuroshard.consensus.committee import ChangeParameters
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
@@ -265,6 +266,10 @@ class StageSwarm:
     @property
     def word(self) -> SignedFoundation | None:
         return self.versions.foundations.word
+
+    @property
+    def changes(self) -> Sequence[ChangeParameters]:
+        return self.versions.changes
 
     def wallet_of(self, node_id: NodeId) -> WalletId | None:
         """Wallet of a node that reports; None for an unknown node."""

@@ -13,8 +13,9 @@ import msgspec
 from neuroshard.config.folders import NodePaths, prepare_data_dir
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.config.state_file import write_atomically
+from neuroshard.consensus.committee import change_of
 from neuroshard.data.storage import METADATA_FOLDER
-from neuroshard.errors import StorageError, UsageError
+from neuroshard.errors import DataError, StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, Wallet, genesis_pins_from_json
 from neuroshard.model.memory_limit import available_mb, probe_memory, tier_mb
 from neuroshard.runs.authority_key import load_or_create_authority_key
@@ -22,11 +23,11 @@ from neuroshard.runs.data_opening import largest_tokenizer_bytes, pins_of_source
 from neuroshard.runs.offer import (
     MAX_OFFER_BYTES,
     MAY_CHANGE,
-    OPTIMIZER_REASON,
     OfferChoice,
     RunOffer,
     better_of,
     changed_fields,
+    reason_against,
 )
 from neuroshard.runs.run_file import NAMES, RunConfig, apply_config, new_parameters
 from neuroshard.runs.stored_runs import JoinedRuns
@@ -74,23 +75,63 @@ def update_run(owner: Owner, offer: RunOffer, config: RunConfig) -> OfferChoice:
 
     Raises UsageError if the wallet does not own the run, if nothing changes, or if a fixed entry would change.
     """
+    newest = newest_offer(owner, offer)
+    if "holds_from_outer_step" not in config:
+        raise UsageError(
+            "The new version does not have holds_from_outer_step, its first outer step.",
+            "Add for example: holds_from_outer_step = 40",
+        )
+    return sign_version(owner, newest, next_version(newest, config))
+
+
+def newest_offer(owner: Owner, offer: RunOffer) -> RunOffer:
+    """The owner's run with all versions that are stored here. Raises UsageError if the run has another owner."""
     if owner.wallet.public_key != offer.initial.owner_public_key:
         raise UsageError(
             f"Run {offer.run_id[:16]} belongs to wallet {offer.owner}, not to {owner.wallet.wallet_id}.",
             "Only its owner can sign a new version: use the owner's token.",
         )
     prepare_data_dir(owner.data_dir)
-    runs = JoinedRuns(owner.data_dir)
-    held = runs.load(offer.run_id)
-    newest = offer if held is None else better_of(held, offer).offer
-    updated = newest.with_version(SignedRunParameters.sign(owner.wallet, _next_version(newest, config)))
+    held = JoinedRuns(owner.data_dir).load(offer.run_id)
+    return offer if held is None else better_of(held, offer).offer
+
+
+def sign_version(owner: Owner, newest: RunOffer, parameters: RunParameters) -> OfferChoice:
+    """Sign and store a version after the newest one. Raises UsageError if it does not fit into offer or chain."""
+    signed = SignedRunParameters.sign(owner.wallet, parameters)
+    updated = newest.with_version(signed)
     if len(_for_people(updated)) > MAX_OFFER_BYTES:
         start = newest.parameters.holds_from_outer_step
         raise UsageError(
-            f"Run {offer.run_id[:16]} has {len(newest.versions)} versions already; no more fit into an offer.",
+            f"Run {newest.run_id[:16]} has {len(newest.versions)} versions already; no more fit into an offer.",
             f"Let a version from outer step {start} replace the newest, or make a new run.",
         )
-    return runs.keep(updated)
+    try:
+        change_of(signed)
+    except DataError as error:
+        raise UsageError(error.message, error.action) from None
+    return JoinedRuns(owner.data_dir).keep(updated)
+
+
+@dataclass(frozen=True)
+class FieldChange:
+    """A difference between two versions, by the name in the file of the run."""
+
+    name: str
+    old: object
+    new: object
+
+
+def differences(old: RunParameters, new: RunParameters) -> list[FieldChange]:
+    """The fields that a version changes, without its number and its outer step."""
+
+    def value(parameters: object, path: str) -> object:
+        for part in path.split("."):
+            parameters = getattr(parameters, part)
+        return parameters
+
+    fields = [each for each in changed_fields(old, new) if each not in {"version", "holds_from_outer_step"}]
+    return [FieldChange(_name_in_file(field), value(old, field), value(new, field)) for field in fields]
 
 
 def write_offer(offer: RunOffer, path: Path) -> None:
@@ -105,13 +146,13 @@ def _for_people(offer: RunOffer) -> bytes:
     return f"{json.dumps(msgspec.to_builtins(offer.form), indent=1, sort_keys=True, ensure_ascii=False)}\n".encode()
 
 
-def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
+def next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
+    """The parameters after the newest ones, with these entries. They apply from the same outer step unless they name a
+    later one.
+
+    Raises UsageError with the reason if an entry cannot change, or if nothing changes.
+    """
     current = newest.parameters
-    if "holds_from_outer_step" not in config:
-        raise UsageError(
-            "The new version does not have holds_from_outer_step, its first outer step.",
-            "Add for example: holds_from_outer_step = 40",
-        )
     updated = replace(apply_config(current, config), version=current.version + 1)
     if updated.holds_from_outer_step < current.holds_from_outer_step:
         raise UsageError(
@@ -122,7 +163,7 @@ def _next_version(newest: RunOffer, config: RunConfig) -> RunParameters:
     changed = changed_fields(current, updated)
     fixed = [_name_in_file(field) for field in changed if field not in MAY_CHANGE]
     if fixed:
-        reason = f": {OPTIMIZER_REASON}" if "inner.optimizer" in changed else ""
+        reason = reason_against(field for field in changed if field not in MAY_CHANGE)
         allowed = sorted(_name_in_file(field) for field in MAY_CHANGE - {"version", "holds_from_outer_step"})
         raise UsageError(
             f"{', '.join(dict.fromkeys(fixed))} cannot change in a run that exists{reason}.",

@@ -1,4 +1,4 @@
-"""Exchange of run parameters between nodes, and the versions of the run that this node serves."""
+"""Exchange of run parameters between nodes, and the signed versions of the run that this node serves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from math import inf
 
 import anyio
 
-from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.committee import ChangeParameters, change_of
 from neuroshard.consensus.foundation import Foundations, Founding, SignedFoundation, is_set_back
 from neuroshard.consensus.waypoints import Milestone, Point
 from neuroshard.errors import DataError, NeuroShardError
@@ -34,7 +33,6 @@ from neuroshard.runs.offer import (
     RunOffer,
     RunRequest,
     better_of,
-    changed_fields,
     checked_offer,
     read_offer,
 )
@@ -44,11 +42,10 @@ from neuroshard.waiting import Signal, sleep_to_tick
 _LOG = logging.getLogger(__name__)
 
 NAMED_BY_OWNER, NAMED_BY_INVITATION = "the run's owner has signed", "your invitation names"
-_NOT_WORTH_A_WORD = {"version", "holds_from_outer_step"}
 
 
 class RunVersions:
-    """The known versions of a run. The trainer reads them at every step: each applies exactly from its outer step."""
+    """The versions of a run that this node knows as signed. A chain decides from where each applies: StageVersions."""
 
     def __init__(
         self,
@@ -67,11 +64,7 @@ class RunVersions:
         self.foundations = no_foundations(offer) if foundations is None else foundations
         self.changed = Signal()  # notified after every new version or foundation
         self._held = frozenset[int]()  # stages that this node holds
-        self._applied: RunParameters | None = None  # parameters that applied at the last look
-
-    def at(self, outer_step: int) -> RunParameters:
-        """Parameters that apply after `outer_step` outer steps."""
-        return self.offer.parameters_at(outer_step)
+        self.changes = _changes_of(offer)  # to the versions after the first one, for the chain
 
     def learn(self, offer: RunOffer) -> OfferChoice:
         """Merge the versions of a checked offer of the same run. Raises ValueError for another run."""
@@ -82,11 +75,12 @@ class RunVersions:
                 if parameters.version not in known:
                     start = parameters.holds_from_outer_step
                     _LOG.info(
-                        "The run's owner signed version %d, which applies from outer step %d.",
+                        "The run's owner signed version %d. It applies from outer step %d, or from the second one "
+                        "after its entry into the chain.",
                         parameters.version,
                         start,
                     )
-            self.offer = choice.offer
+            self.offer, self.changes = choice.offer, _changes_of(choice.offer)
             self.changed.notify()
         return choice
 
@@ -160,16 +154,16 @@ class RunVersions:
         self.changed.notify()
         return True
 
-    def look(self, outer_step: int) -> None:
-        """Log a change if a different version applies now than at the last look."""
-        holding = self.at(outer_step)
-        before, self._applied = self._applied, holding
-        if before is not None and before != holding:
-            names = [name for name in changed_fields(before, holding) if name not in _NOT_WORTH_A_WORD]
-            what = ", ".join(names) or "nothing"
-            _LOG.info(
-                "Outer step %d: version %d of the run applies now; it changes %s.", outer_step, holding.version, what
-            )
+
+def _changes_of(offer: RunOffer) -> tuple[ChangeParameters, ...]:
+    """The entries for the later versions. One that does not fit into an entry applies nowhere."""
+    found = list[ChangeParameters]()
+    for signed in offer.versions[1:]:
+        try:
+            found.append(change_of(signed))
+        except DataError as error:
+            _LOG.error("%s It applies nowhere.", error.message)
+    return tuple(found)
 
 
 RUN_KIND = "run/parameters"
@@ -240,20 +234,22 @@ class RunExchange:
         await accompanied(partial(self._ask_regularly, network), partial(self._report_news, network))
 
     async def _ask_regularly(self, network: Network) -> None:
-        asked: dict[NodeId, float] = {}
+        asked: dict[NodeId, tuple[float, float]] = {}  # when, and since when the peer was connected then
         while True:
             is_waiting = self.followed is not None and self.followed.awaits_foundation
             await sleep_to_tick(FOUNDATION_LOOK_SECONDS if is_waiting else LOOK_SECONDS)
             if self.followed is None or not self._is_shared:
                 continue
-            now, peers = anyio.current_time(), network.transport.peers()
+            now, peers = anyio.current_time(), {one.peer: one.since for one in network.transport.connections()}
             pause = NEWER_VERSION_SECONDS * max(1.0, len(peers) / PEERS_AT_FULL_PACE)
             if self.followed.awaits_foundation:
                 pause = 0.0
-            asked = {peer: asked[peer] for peer in peers if now - asked.get(peer, -inf) < pause}
-            for peer in peers:
+            # a peer that has connected again may have come back with news, such as the owner's node after a rollback
+            known = {peer: (at, since) for peer, (at, since) in asked.items() if peers.get(peer) == since}
+            asked = {peer: (at, since) for peer, (at, since) in known.items() if now - at < pause}
+            for peer, since in peers.items():
                 if peer not in asked:
-                    asked[peer] = now
+                    asked[peer] = (now, since)
                     await self._ask_for_newer(network, peer, self.followed)
 
     async def _hear_news(self, network: Network, sender: NodeId, news: Frame) -> Frame:

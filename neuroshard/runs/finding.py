@@ -24,7 +24,7 @@ from neuroshard.runs.chosen_run import RunChoice
 from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.knocking import Knock, knock_at_all
-from neuroshard.runs.offer import RunOffer
+from neuroshard.runs.offer import RunOffer, last_successor
 from neuroshard.runs.organiser_client import check_entry, fetch_offer, keeper_of, organiser_url
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
@@ -52,6 +52,7 @@ class RunOrigin(StrEnum):
     INVITED = "invited"  # with --invite
     DEFAULT = "default"  # run.json of the data set
     NEARBY = "nearby"  # from a peer on the local network or one given with --peer
+    SUCCESSOR = "successor"  # the owner continues with it the run that was named or chosen
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class FoundRun:
                 return f"This computer serves the run{owner} to which it was invited."
             case RunOrigin.DEFAULT:
                 return f"This computer serves the default run{owner} of its data set."
+            case RunOrigin.SUCCESSOR:
+                return f"This computer serves the run{owner} with which the owner continues an earlier one."
             case RunOrigin.NEARBY:
                 return f"No run was named, so this computer serves the run{owner} that a nearby node offered."
 
@@ -133,7 +136,7 @@ class RunFinder:
     async def named(
         self, run_id: RunId, report: Callable[[str], None], origin: RunOrigin = RunOrigin.NAMED
     ) -> FoundRun:
-        """Wait for the parameters of a run.
+        """Wait for the parameters of a run, or of the one with which its owner continues it, if that is known here.
 
         Raises UsageError if the run is not stored here and the network is off, or if the organiser of the run refuses
         this node; InvitationError if it is a run of friends and this wallet has no pass; and NetworkRefusedError if the
@@ -147,6 +150,9 @@ class RunFinder:
                     "Leave out --no-network, or --run.",
                 )
             offer = await self._fetched(run_id, report)
+        if self._settings.follow_successor:
+            offer = last_successor(offer, self._exchange.store.find)
+        origin, run_id = (origin, run_id) if offer.run_id == run_id else (RunOrigin.SUCCESSOR, offer.run_id)
         await self._admitted(offer, report, may_wait=self._may_wait or origin is RunOrigin.NEARBY)
         keeper = keeper_of(
             self._settings,

@@ -8,7 +8,7 @@ at any outer step, or is behind, therefore knows the parameters of every step. N
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -31,17 +31,36 @@ MAY_CHANGE = frozenset(
         "holds_from_outer_step",
         "seeds",
         "authority",
+        "successor",
+        "sequences_per_step",
         "inner.learning_rate",
+        "inner.schedule",
+        "inner.warmup_steps",
+        "inner.decay_steps",
+        "inner.final_fraction",
+        "inner.max_grad_norm",
         "outer.learning_rate",
         "outer.aggregator",
         "outer.codec",
         "outer.max_round_seconds",
         "outer.strategy",
         "outer.overlap",
+        "outer.averaged_sequences",
     }
 )
 
-OPTIMIZER_REASON = "the moments that the nodes keep would not fit another optimizer"
+# Why others never change, by field or by the first part of its name.
+FIXED_REASONS: Mapping[str, str] = {
+    "architecture": "the weights that the nodes keep would not fit another model",
+    "subspace_sha256": "the weights that the nodes keep would not fit another subspace",
+    "stage_count": "the plan says which layers each node holds",
+    "stage_layers": "the plan says which layers each node holds",
+    "genesis": "the data decide which text is held out and which was trained on",
+    "admission": "it decides how votes count",
+    "wire_precision": "a stage refuses tensors in another precision than that of the run",
+    "wire_precision_gradients": "a stage refuses tensors in another precision than that of the run",
+    "inner.optimizer": "the moments that the nodes keep would not fit another optimizer",
+}
 
 
 class RunRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,8 +231,9 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
         raise RunOfferError(f"A run continues with {versions}, but {', '.join(changed)} changed without one.")
     fixed = [name for name in changed if name not in MAY_CHANGE]
     if fixed:
-        reason = f": {OPTIMIZER_REASON}" if "inner.optimizer" in fixed else ""
-        raise RunOfferError(f"The newer version changes {', '.join(fixed)}, which no version may change{reason}.")
+        raise RunOfferError(
+            f"The newer version changes {', '.join(fixed)}, which no version may change{reason_against(fixed)}."
+        )
     before, after = (_kept_beside(signed.parameters.outer) for signed in (initial, current))
     if before != after:
         raise RunOfferError(
@@ -221,9 +241,33 @@ def check_succession(initial: SignedRunParameters, current: SignedRunParameters)
         )
 
 
+def reason_against(fixed: Iterable[str]) -> str:
+    """The reason why one of these fields never changes, after a colon; "" if none is known."""
+    reasons = (FIXED_REASONS.get(name) or FIXED_REASONS.get(name.split(".", maxsplit=1)[0]) for name in fixed)
+    found = next(filter(None, reasons), "")
+    return f": {found}" if found else ""
+
+
 def _kept_beside(outer: OuterOptimization) -> str:
     """Name the outer state that replicas keep in addition to the weights. No version may change its kind."""
     return "averaged gradients" if outer.strategy == "averaging" else "rounds of trained weights"
+
+
+def continues(following: RunOffer, offer: RunOffer) -> bool:
+    """Whether a run begins with states of another one of the same owner. Its id depends on the other: no circle."""
+    branch = following.initial.parameters.branch
+    is_same = following.initial.owner_public_key == offer.initial.owner_public_key
+    return branch is not None and branch.run_id == offer.run_id and is_same
+
+
+def last_successor(offer: RunOffer, find: Callable[[RunId], RunOffer | None]) -> RunOffer:
+    """The run with which the owner continues a run, or the last one that `find` knows; the run itself without any."""
+    while offer.parameters.successor:
+        following = find(RunId(offer.parameters.successor))
+        if following is None or not continues(following, offer):
+            break
+        offer = following
+    return offer
 
 
 def better_of(held: RunOffer, offered: RunOffer) -> OfferChoice:

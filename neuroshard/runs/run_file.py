@@ -185,6 +185,17 @@ def read_run_config(path: Path) -> RunConfig:
     return {name: value for name, value in config.items() if name not in LATER_NAMES}
 
 
+def entry_of(name: str, text: str) -> dict[str, JsonValue]:
+    """One entry as typed in a shell: a value as in TOML, or a text without quotes. Raises UsageError for the name."""
+    _check_name(name, [*NAMES, *PARTS, *LATER_NAMES, *TABLES], "")
+    try:
+        value = _read_toml(f"value = {text}")["value"]
+    except ValueError:
+        value = text
+    check_not_later(name, value)
+    return {name: value}
+
+
 def new_parameters(config: RunConfig, pins: GenesisPins) -> RunParameters:
     """Build the first version of a run on this data. Raises UsageError with the entry that cannot be used."""
     if "architecture" not in config:

@@ -19,6 +19,7 @@ from neuroshard.runs.offer import (
     RunOffer,
     RunOfferError,
     better_of,
+    last_successor,
     offer_of,
     read_offer,
 )
@@ -170,7 +171,8 @@ class LocalRuns:
             raise StorageError(f"{file.path} belongs to another wallet.", _START_ANEW)
         offer = RunOffer.of_new_run(signed)
         later = self._known.load(offer.run_id)
-        return LocalRun.of(offer if later is None else better_of(offer, later).offer)
+        newest = offer if later is None else better_of(offer, later).offer
+        return LocalRun.of(last_successor(newest, self._known.load))
 
 
 def find_run(data_dir: Path, run_id: RunId) -> RunOffer | None:

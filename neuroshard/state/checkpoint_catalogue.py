@@ -120,8 +120,8 @@ def spread_warnings(stages: Sequence[SavedStage]) -> tuple[str, ...]:
     if max(times) - min(times) > FAR_APART_SECONDS:
         seconds = max(times) - min(times)
         warnings.append(
-            f"The stages were saved up to {_duration(seconds)} apart, from {_moment(min(times))} to "
-            f"{_moment(max(times))}: combined, they make a worse model than stages that were saved together."
+            f"The stages were saved up to {_duration(seconds)} apart, from {moment(min(times))} to "
+            f"{moment(max(times))}: combined, they make a worse model than stages that were saved together."
         )
     if max(steps) - min(steps) > max(FAR_APART_STEPS, FAR_APART_SHARE * max(steps)):
         warnings.append(
@@ -162,5 +162,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:,.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
-def _moment(time: float) -> str:
+def moment(time: float) -> str:
+    """A time as `--at` reads it, in whole seconds of the local time."""
     return datetime.fromtimestamp(time, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")

@@ -237,6 +237,7 @@ def make_outer_sync(
             residual=stage.residual,
             progress=stage.outer_progress,
         )
+    branch = versions(state.outer_step).branch
     return OuterSync(
         compute=compute,
         executor=executor,
@@ -244,4 +245,5 @@ def make_outer_sync(
         state=state,
         residual=stage.residual,
         progress=stage.outer_progress,
+        branched_at=None if branch is None or not branch.sequences else branch.sequences[index],
     )

@@ -40,6 +40,8 @@ from neuroshard.waiting import Signal
 
 _LOG = logging.getLogger(__name__)
 
+BRANCH_WARMUP_STEPS = 20  # inner steps of a branch: its moments begin at zero
+
 _PARTS: Mapping[StrategyName, str] = {  # what a round was about, where it was not about all weights
     "diloco": "",
     "streaming": " and a quarter of the weights",
@@ -86,12 +88,17 @@ class OuterSync:
         state: OuterState,
         residual: Tensor | None = None,
         progress: OuterProgress | None = None,
+        branched_at: int | None = None,
     ) -> None:
-        """`versions` returns the version of the run's parameters that applies at an outer step."""
+        """`versions` returns the version of the run's parameters that applies at an outer step.
+
+        `branched_at` is the certified number of sequences at which the line began with new moments.
+        """
         self._compute = compute
         self._executor = executor
         self._schema = TensorSchema.of(executor.model)
         self._versions = versions
+        self._branched_at = branched_at
         self.state = state  # read it anywhere; only `replace_state` changes its values
         self._changes = 0  # of the state's values; dropping them does not count
         self._root_of: int | None = None  # value of `_changes` for which the root was computed
@@ -152,8 +159,12 @@ class OuterSync:
 
     def learning_rate(self) -> float:
         """Learning rate of the next step that moves weights, from the group's total progress and not this node's."""
-        parameters = self.parameters
-        return learning_rate_at(self.scheduled_sequences // parameters.sequences_per_step, parameters.inner)
+        parameters, sequences = self.parameters, self.scheduled_sequences
+        rate = learning_rate_at(sequences // parameters.sequences_per_step, parameters.inner)
+        if self._branched_at is None:
+            return rate
+        steps = max(0, sequences - self._branched_at) // parameters.sequences_per_step
+        return rate * min(1.0, (steps + 1) / BRANCH_WARMUP_STEPS)
 
     def sequences_due(self, members: int) -> int:
         """Sequences that this number of members must train together before the next round is due."""

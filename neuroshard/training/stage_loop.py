@@ -141,6 +141,7 @@ class StageLoop:
         if self.state is NodeState.STARTING:
             self._set_state(NodeState.TRAINING)
         service, intake = self._service, self._service.intake
+        intake.wanted = self.replica.outer.parameters.sequences_per_step  # a later version may change it
         service.open()
         came, due = intake.accumulated, anyio.current_time() + AUTO_STEP_SECONDS
         while not (service.is_filled or self.requests.are_waiting or self._is_called or self._is_overdue):

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.node_process import TOKEN
 from neuroshard.identity import Wallet, parse_token
-from neuroshard.runs.stored_runs import read_offer_file
+from neuroshard.runs.stored_runs import JoinedRuns, read_offer_file
 from tests.worlds.commands import Command
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,8 @@ def test_a_run_is_made_shown_and_changed(
     assert changed.code == 0, changed.err
     assert f"Signed: run {run_id}, version 2" in changed.out
     assert "--invite LINK" in changed.out
-    assert "It applies from outer step 12 on, and version 1 before." in changed.out
+    assert "It applies from outer step 12, or from the second one after its entry in the chain" in changed.out
+    assert "Until then version 1 applies." in changed.out
 
     by_file = neuroshard("run", "show", file)  # needs no token
     assert f"run id     {run_id}" in by_file.out
@@ -238,3 +239,38 @@ def test_a_run_becomes_the_default_of_its_data(
     assert rebuilt.code == 0, rebuilt.err
     assert "The default run published here is unchanged." in rebuilt.out
     assert (genesis / "run.json").read_bytes() == default
+
+
+def test_the_owner_changes_one_value_after_a_question(
+    owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    where = ("--data-dir", tmp_path / "node")
+    create = ("run", "create", "--config", tmp_path / "run.toml", "--genesis", small_genesis, *where)
+    run_id = owner(*create, "--out", tmp_path / "run.json", "--json").json()["run_id"]
+    runs, change = JoinedRuns(tmp_path / "node"), ("organise", "set", "schedule", "linear", "--run", run_id, *where)
+    asked = owner(*change)  # nobody answers
+    assert asked.code != 0
+    assert "schedule: cosine -> linear" in asked.out
+    assert "It applies from outer step 0, or from the second one after its entry" in asked.out
+    stored = runs.load(run_id)
+    assert stored is not None
+    assert stored.parameters.version == 1
+    foreign = neuroshard.having(NEUROSHARD_TOKEN="ab" * 32)(*change, "--yes")
+    assert (foreign.code, "Only its owner can sign a new version" in foreign.err) == (2, True)
+    refused = owner("organise", "set", "num_stages", "2", "--run", run_id, *where, "--yes")
+    assert (refused.code, "the plan says which layers each node holds" in refused.err) == (2, True)
+
+    observer = tmp_path / "node" / "organiser" / run_id[:16] / "observer"  # of an organiser on this data folder
+    observer.mkdir(parents=True)
+    done = owner(*change, "--from", "7", "--yes", "--json").json()
+    assert done == {
+        "run_id": run_id,
+        "version": 2,
+        "changed": {"schedule": ["cosine", "linear"]},
+        "holds_from_outer_step": 7,
+    }
+    for folder in (tmp_path / "node", observer):
+        stored = JoinedRuns(folder).load(run_id)
+        assert stored is not None
+        assert (stored.parameters.version, stored.parameters.inner.schedule) == (2, "linear")

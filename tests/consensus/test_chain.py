@@ -66,7 +66,7 @@ def value_on(
         entries=tuple(entries),
         next_committee=None if after == chain.ledger.committee else after,
     )
-    rules = EntryRules(chain.standing.height + 1, OWNER)
+    rules = EntryRules(chain.standing.height + 1, OWNER, number)
     return structs.replace(value, ledger=chain.ledger.after(value, rules).digest)
 
 

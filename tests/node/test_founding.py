@@ -137,7 +137,7 @@ def test_a_deputy_waits_until_its_chain_has_reached_the_point_that_it_knows(
         replica_status=lambda name: state if name.start == 0 else None, local=lambda _name: None
     )
     standing, point = SimpleNamespace(height=height, outer_step=3, value="a" * 64), Point(Milestone(128, "a" * 64), "")
-    chain = SimpleNamespace(standing=standing, points=(point,))
+    chain = SimpleNamespace(standing=standing, points=(point,), ledger=SimpleNamespace(versions=()))
     swarm.rounds = SimpleNamespace(last_chain=lambda name: chain if name.start == 0 else None)
     stored.request_new(versions.offer)
     assert seats_after(swarm, tmp_path, DEPUTY) == {0: [SECOND if is_signed else OWN]}

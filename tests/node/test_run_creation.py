@@ -15,9 +15,19 @@ from neuroshard.errors import DamagedFileError, DataError, DataUnavailableError,
 from neuroshard.identity import TokenSecret, Wallet, parse_token
 from neuroshard.model.subspace_basis import basis_sha256, subspace_basis
 from neuroshard.runs.authority_key import load_or_create_authority_key
-from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
+from neuroshard.runs.creation import (
+    FieldChange,
+    Owner,
+    create_run,
+    differences,
+    newest_offer,
+    next_version,
+    sign_version,
+    update_run,
+    write_offer,
+)
 from neuroshard.runs.offer import RunOffer, read_offer
-from neuroshard.runs.run_file import RunConfig
+from neuroshard.runs.run_file import RunConfig, entry_of
 from neuroshard.runs.stored_runs import JoinedRuns, read_offer_file
 from neuroshard.types import JsonValue
 
@@ -181,6 +191,51 @@ def test_more_versions_than_nodes_can_tell_of_are_refused(owner: Owner, made: Ru
     start = last.parameters.holds_from_outer_step
     instead = update_run(owner, made, {"inner_lr": 1e-5, "holds_from_outer_step": start}).offer
     assert len(instead.versions) == len(last.versions)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "values"),
+    [
+        ("sequences_per_step", "16", (4, 16)),
+        ("schedule", "linear", ("cosine", "linear")),
+        ("warmup_steps", "7", (100, 7)),
+        ("decay_steps", "9", (100_000, 9)),
+        ("final_fraction", "0", (0.1, 0.0)),
+        ("max_grad_norm", "5e-1", (1.0, 0.5)),
+        ("overlap", "true", (False, True)),
+        ("codec", '"int8"', ("int4", "int8")),
+    ],
+)
+def test_one_name_changes_with_a_version_that_applies_soon(
+    owner: Owner, made: RunOffer, name: str, typed: str, values: tuple[object, object]
+) -> None:
+    newest = newest_offer(owner, made)
+    parameters = next_version(newest, entry_of(name, typed))
+    assert differences(newest.parameters, parameters) == [FieldChange(name, *values)]
+    assert (parameters.version, parameters.holds_from_outer_step) == (2, 0)
+    assert sign_version(owner, newest, parameters).offer.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "said"),
+    [
+        ("architecture", "{ depth = 3 }", "architecture cannot change in a run that exists: the weights"),
+        ("num_stages", "2", "num_stages cannot change in a run that exists: the plan says"),
+        ("admission", "strangers", "admission cannot change in a run that exists: it decides how votes count"),
+        ("wire_precision", "bf16", "wire_precision cannot change in a run that exists: a stage refuses"),
+        ("beta1", "0.8", r"beta1 cannot change in a run that exists\."),
+        ("schedule", "sawtooth", "schedule = 'sawtooth' cannot be used"),
+        ("warmup_steps", "soon", "warmup_steps = 'soon' cannot be used"),
+        ("averaging_timeout", "60", "averaging_timeout: a time limit .* is not in this version"),
+        ("codec", "int4", "The file changes no value"),
+        ("inner_rate", "1", "Unknown name inner_rate"),
+    ],
+)
+def test_a_name_or_value_that_cannot_change_is_refused_with_the_reason(
+    owner: Owner, made: RunOffer, name: str, typed: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        next_version(newest_offer(owner, made), entry_of(name, typed))
 
 
 def test_only_the_owner_signs(owner: Owner, made: RunOffer) -> None:

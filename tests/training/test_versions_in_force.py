@@ -72,6 +72,22 @@ def test_a_restart_on_either_side_of_the_change_is_none(compute: ComputeThread, 
         assert state_digest(train(compute, tmp_path / f"stopped-{stop}", 9)) == whole
 
 
+def test_a_step_takes_more_sequences_and_the_schedule_keeps_their_count(compute: ComputeThread, tmp_path: Path) -> None:
+    larger = replace(FIRST, version=2, sequences_per_step=2 * FIRST.sequences_per_step)
+
+    def at(outer_step: int) -> RunParameters:
+        return FIRST if outer_step < 2 else larger
+
+    trainer = make_trainer(compute, make_stage(compute, tmp_path, FIRST), parameters=FIRST, versions=at)
+    trio.run(trainer.run, 9)
+    per_step = FIRST.sequences_per_step * ARCHITECTURE.sequence_length
+    assert trainer.record.progress.tokens == 6 * per_step + 3 * 2 * per_step
+    used = {point.step: point.lr for point in trainer.record.history.snapshot()}
+    # 24 sequences in the first six steps are three of the larger ones
+    after = {step: learning_rate_at(3 + step - 7, larger.inner) for step in range(7, 10)}
+    assert {step: used[step] for step in after} == pytest.approx(after)
+
+
 def train_first_only(compute: ComputeThread, folder: Path, last_step: int) -> Trainer:
     trainer = trainer_of(compute, folder)
     trio.run(trainer.run, last_step)

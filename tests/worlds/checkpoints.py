@@ -18,6 +18,7 @@ from torch import Tensor
 from trio.testing import MockClock
 
 from neuroshard.config.run_parameters import RunParameters
+from neuroshard.consensus.committee import ChangeParameters
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.round_messages import VerifiedBody
@@ -255,6 +256,7 @@ class KnownPeers:
     peers: Sequence[NodeId]
     may_meet: bool = True
     word: SignedFoundation | None = None
+    changes: tuple[ChangeParameters, ...] = ()
 
     def replicas(self, stage: int) -> Sequence[NodeId]:
         return self.peers

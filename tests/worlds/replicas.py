@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from neuroshard.aggregation import MemberFacts
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
-from neuroshard.consensus.committee import Committee, GroupMember, Seat
+from neuroshard.consensus.committee import ChangeParameters, Committee, GroupMember, Seat
 from neuroshard.consensus.effects import AnyBody, Effect, Judge, MakeStatistics, Reduce
 from neuroshard.consensus.foundation import Founding, SignedFoundation, StageStart
 from neuroshard.consensus.group_rounds import GroupRounds, RoundRequestHandlers
@@ -139,6 +139,7 @@ class SimulatedReplica:
     removed: frozenset[WalletId] = frozenset()  # wallets whose membership the owner has ended
     revoked: frozenset[tuple[WalletId, NodeId]] = frozenset()  # nodes that may not act for their wallets any more
     word: SignedFoundation | None = None  # the owner's newest statement that it has learned
+    changes: tuple[ChangeParameters, ...] = ()  # to later versions of the run that it has learned
     copy_keeper: NodeId | None = None  # the node with the newest copy of its state
     clock_ahead: float = 0.0  # seconds
     scheme: OuterOptimization = OUTER

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from neuroshard.config.run_parameters import OuterOptimization, RunParameters
+from neuroshard.consensus.committee import ChangeParameters
 from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
@@ -121,6 +122,7 @@ class BothNodes:
     name: NodeId
     may_meet: bool = True
     word: SignedFoundation | None = None
+    changes: tuple[ChangeParameters, ...] = ()
 
     def replicas(self, stage: int) -> Sequence[NodeId]:
         return [node for node in NAMES if node != self.name]
