@@ -36,6 +36,7 @@ from neuroshard.optim.outer import (
     candidates_at,
     fresh_outer_state,
     interval_at,
+    interval_of_many,
     layered_fragment,
     nesterov_outer_step,
     strided_slice,
@@ -304,11 +305,12 @@ def steps_between_rounds(
 ) -> int:
     """Inner steps after which the next round of this number of members is due; for one member, the longest interval.
 
-    On slow connections rounds are rarer, so that an exchange takes at most `round_share` of the time.
+    More than four members meet more often. On slow connections rounds are rarer, so that an exchange takes at most
+    `round_share` of the time.
     """
     interval, least = parameters.inner_steps, 1
     if members > 1 and grows_interval(parameters):
-        interval = interval_at(line.sequences // sequences_per_step, interval)
+        interval = interval_of_many(interval_at(line.sequences // sequences_per_step, interval), members)
         least = line.least_interval(sequences_per_step, parameters.round_share, parameters.max_round_seconds)
     match parameters.strategy:
         case "diloco":

@@ -20,6 +20,7 @@ from neuroshard.optim.outer import (
     duration_code,
     fresh_outer_state,
     interval_at,
+    interval_of_many,
     momentum_at,
     nesterov_outer_step,
 )
@@ -65,6 +66,19 @@ def test_momentum_begins_at_half_of_its_target() -> None:
 def test_impossible_intervals_are_refused(steps: int, longest: int) -> None:
     with pytest.raises(ValueError, match="needs steps >= 0"):
         interval_at(steps, longest)
+
+
+@pytest.mark.parametrize(
+    ("members", "interval"), [(1, 100), (2, 100), (4, 100), (5, 89), (16, 50), (64, 25), (10**6, 1)]
+)
+def test_more_than_four_members_meet_more_often(members: int, interval: int) -> None:
+    assert interval_of_many(100, members) == interval
+
+
+def test_an_interval_of_many_needs_a_step_and_a_member() -> None:
+    for interval, members in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="at least one"):
+            interval_of_many(interval, members)
 
 
 @pytest.mark.parametrize(("steps", "target"), [(-1, 0.5), (0, 1.0), (0, -0.1), (500, float("nan"))])

@@ -242,7 +242,8 @@ def test_rounds_are_due_as_often_as_the_strategy_says() -> None:
         return [steps_between_rounds(one, LineProgress(4 * steps), 4, members) for one in strategies]
 
     assert of(OuterOptimization(), 0, 2) == [2, 20, 1]
-    assert of(OuterOptimization(), 800, 64) == [50, 20, 12]
+    assert of(OuterOptimization(), 800, 4) == [50, 20, 12]
+    assert of(OuterOptimization(), 800, 64) == [12, 20, 3]  # more than four meet more often
     assert of(OuterOptimization(), 0, 1) == [100, 20, 25]  # alone, nothing is exchanged
     assert of(OuterOptimization(3), 10**9, 2) == [3, 3, 1]
     assert of(OuterOptimization(500, interval="fixed"), 0, 2) == [500, 20, 125]
