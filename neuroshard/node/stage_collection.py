@@ -401,7 +401,7 @@ class Collector:
 
     async def _collect(self) -> None:
         offer = await self._found()
-        swarm = self.network.serve(offer, partial(_status, offer, time.time()), is_shared=False)
+        swarm = self.network.serve(offer, partial(_status, offer, time.time()), is_shared=True)
         swarm.versions.note_held(range(len(swarm.plan)))  # so that it asks for the foundation
         make_folder(self.folder, None)
         await anyio.to_thread.run_sync(record_of(self.folder).write, self.collected)
@@ -426,10 +426,10 @@ class Collector:
                 said = words
                 self.report(words)
 
-        run_id, exchange = RunId(self.collected.run_id), self.network.exchange
-        if exchange.store.find(run_id) is None:
+        run_id = RunId(self.collected.run_id)
+        if self.network.exchange.store.find(run_id) is None:
             with anyio.move_on_after(self.patience_seconds) as waiting:
-                await exchange.fetch(run_id, self.network.networking, report)
+                await self.network.finder.fetch(run_id, report)
             if waiting.cancelled_caught:
                 raise NetworkRefusedError(
                     f"No node of run {run_id[:16]} answered within {self.patience_seconds:g} s. {said}".strip(),

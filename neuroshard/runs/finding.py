@@ -149,7 +149,7 @@ class RunFinder:
                     f"Run {run_id[:16]} is not known on this computer, and the network is off.",
                     "Leave out --no-network, or --run.",
                 )
-            offer = await self._fetched(run_id, report)
+            offer = await self.fetch(run_id, report)
         if self._settings.follow_successor:
             offer = last_successor(offer, self._exchange.store.find)
         origin, run_id = (origin, run_id) if offer.run_id == run_id else (RunOrigin.SUCCESSOR, offer.run_id)
@@ -171,7 +171,7 @@ class RunFinder:
         is_invited = self.invitation is not None and self.invitation.run_id == run_id
         return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
 
-    async def _fetched(self, run_id: RunId, report: Callable[[str], None]) -> RunOffer:
+    async def fetch(self, run_id: RunId, report: Callable[[str], None]) -> RunOffer:
         """Wait until a node of a run, or its organiser if that is known, sends the signed run."""
         url = organiser_url(self._settings, run_id, self.invitation)
         if url is None:

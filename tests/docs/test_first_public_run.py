@@ -111,7 +111,7 @@ def addresses(someone: Person) -> list[str]:
 
 def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path: Path) -> None:
     page = FOLLOWED.read_text(encoding="utf-8")
-    data, create, node, organise, join, watch, allow = (block.text for block in blocks_of(FOLLOWED))
+    data, create, node, organise, join, watch, allow, change, take_home = (block.text for block in blocks_of(FOLLOWED))
     organiser, stranger = person(tmp_path / "organiser", ORGANISER_TOKEN), person(tmp_path / "other", STRANGER_TOKEN)
     shutil.copytree(small_text, organiser.home / "my-texts")
     (config,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -156,3 +156,6 @@ def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path
         assert shown()["pflop_total"] > 0
         wallet = json.loads(stranger.types("neuroshard wallet show --json"))["wallet_id"]
         organiser.types(typed(allow, WALLET=wallet))
+        assert "inner_lr" in organiser.types(typed(change))
+        stranger.types(typed(take_home))
+        assert {"config.json", "model.safetensors"} <= {path.name for path in (stranger.home / "model").iterdir()}
