@@ -8,6 +8,7 @@ of a donor's checkpoint. The folder also keeps what has arrived, so that the sam
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -397,7 +398,7 @@ class Collector:
 
     async def run(self) -> None:
         """Collect until every stage is here or counts as missing. Raises NeuroShardError."""
-        await accompanied(self._collect, self.network.networking.run)
+        await accompanied(self._collect, self.network.networking.run, _interrupt)
 
     async def _collect(self) -> None:
         offer = await self._found()
@@ -505,6 +506,13 @@ def collect_run(
                 raise StoppedError("Stopped.", "The same command continues with the rest.") from None
             raise
     return collector.collected, sorted(collector.missing, key=lambda each: each.layers)
+
+
+async def _interrupt() -> None:
+    """Raise KeyboardInterrupt after Ctrl+C. Python's own handler raises it anywhere, also where it is then ignored."""
+    with trio.open_signal_receiver(signal.SIGINT) as received:
+        async for _ in received:
+            raise KeyboardInterrupt
 
 
 def _lock(folder: Path) -> InstanceLock:
