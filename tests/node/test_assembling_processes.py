@@ -95,7 +95,6 @@ def outer_steps(nodes: Sequence[NodeProcess], least: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_computer_without_a_stage_assembles_the_model(
     small_genesis: Path, quick: list[str], saving_often: Mapping[str, str], tmp_path: Path
 ) -> None:
