@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from neuroshard.cli.options import (
     Token,
     TokenFile,
     Verbose,
+    end_of_second,
     settings_given,
 )
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 ASSEMBLER_FOLDER = "assembler"
 ENTRY_OPTIONS = ("token", "token_file", "invite", "organiser", "peer")  # with which a computer enters a run
-SHOWN_PRECISION = 0.999_999  # seconds, added to --at: the list shows whole seconds, and its times must select a state
 DEFAULT_WAIT_SECONDS = 120.0
 
 At = Annotated[
-    datetime | None,
+    float | None,
     typer.Option(
         "--at",
+        parser=end_of_second,
         metavar="TIME",
         help="The newest state certified at or before this local time: 2026-11-29T14:30. (default: the newest kept)",
     ),
@@ -134,7 +134,7 @@ def assembler_settings(flags: Mapping[str, object]) -> LoadedSettings:
 
 
 def collect(
-    loaded: LoadedSettings, out: Path, at: datetime | None, outer_step: int | None, wait: float
+    loaded: LoadedSettings, out: Path, at: float | None, outer_step: int | None, wait: float
 ) -> CollectedStates:
     """Collect the states of a run. Raises CheckpointError that names the missing stages, and other NeuroShardErrors."""
     from neuroshard.errors import CheckpointError, UsageError
@@ -144,7 +144,7 @@ def collect(
     from neuroshard.membership.stage_coverage import missing_sentence
     from neuroshard.node.stage_collection import Limit, collect_run  # loads PyTorch
 
-    limit = Limit(None if at is None else at.timestamp() + SHOWN_PRECISION, outer_step)
+    limit = Limit(at, outer_step)
     collected, missing = collect_run(loaded, out.absolute(), limit, lambda words: typer.echo(words, err=True), wait)
     if missing:
         reasons = " ".join(f"{missing_sentence([each.layers])} {each.reason}" for each in missing)

@@ -13,7 +13,6 @@ import typer
 from neuroshard.cli.assemble import (
     DEFAULT_WAIT_SECONDS,
     ENTRY_OPTIONS,
-    SHOWN_PRECISION,
     OuterStep,
     Wait,
     assemble,
@@ -30,6 +29,7 @@ from neuroshard.cli.options import (
     Peers,
     Token,
     TokenFile,
+    end_of_second,
     node_folder,
 )
 from neuroshard.cli.remote import DemoNode
@@ -124,9 +124,10 @@ FormatName = Annotated[
     ),
 ]
 ExportAt = Annotated[
-    datetime | None,
+    float | None,
     typer.Option(
         "--at",
+        parser=end_of_second,
         metavar="TIME",
         help="Use each stage's newest state at or before this local time: 2026-11-29T14:30. (default: now)",
     ),
@@ -225,7 +226,7 @@ def _check_sources(out: Path, format_name: str, from_folders: Sequence[Path] | N
 def _export_stages(
     out: Path,
     format_name: str,
-    at: datetime | None,
+    at: float | None,
     from_folders: Sequence[Path] | None,
     run: str | None,
     checkpoint: Path | None,
@@ -247,10 +248,9 @@ def _export_stages(
     if checkpoint is not None:
         found = [stage for stage in found if Path(stage.generation.path) == checkpoint.absolute()]
     found = of_one_run(found, run)
-    moment = None if at is None else at.timestamp() + SHOWN_PRECISION
     listings = 1
     while True:
-        choice = choose(found, moment)
+        choice = choose(found, at)
         alone = checkpoint is not None and format_name == "torch"
         stages = choice.stages if alone else choice.require_whole()
         try:
@@ -406,9 +406,10 @@ def verify_checkpoints(
 @app.command("restore")
 def restore_checkpoint(
     at: Annotated[
-        datetime,
+        float,
         typer.Option(
             "--at",
+            parser=end_of_second,
             metavar="TIME",
             help="Return to the newest state at or before this local time, for example 2026-11-29T14:30.",
         ),
@@ -429,12 +430,11 @@ def restore_checkpoint(
     except AlreadyRunningError as error:
         raise UsageError("A node is running on this data folder.", "Stop it first: `neuroshard stop`.") from error
     try:
-        moment = at.timestamp() + SHOWN_PRECISION
-        moved = [go_back(store, moment) for store in _stores(folder)]
+        moved = [go_back(store, at) for store in _stores(folder)]
         kept = [generation for generation, _ in moved if generation is not None]
         # A copy of another node's stage would bring the newer state back, to this node or to that one.
         copies = [CheckpointStore(copy) for copy in copy_folders(folder)] if kept else []
-        moved += [(None, set_newer_aside(store, moment, "newer-than-asked-for")) for store in copies]
+        moved += [(None, set_newer_aside(store, at, "newer-than-asked-for")) for store in copies]
     finally:
         lock.release()
     if not kept:

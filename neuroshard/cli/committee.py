@@ -7,14 +7,13 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from neuroshard.cli.invitations import OwnerToken, RunName, name_voter, node_status, only_run
-from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
+from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, end_of_second, given
 
 if TYPE_CHECKING:
     from neuroshard.consensus.foundation import Foundations, StageStart
@@ -23,13 +22,17 @@ if TYPE_CHECKING:
     from neuroshard.runs.offer import RunOffer
 
 WAIT_SECONDS, LOOK_SECONDS = 15.0, 0.2
-SHOWN_PRECISION = 0.999_999  # seconds, added to --at: the list shows whole seconds, and its times must select a state
 
 RunArgument = Annotated[str, typer.Argument(metavar="FILE-OR-ID", help="A signed file, or the id of a run known here.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 AtTime = Annotated[
-    datetime | None,
-    typer.Option("--at", metavar="TIME", help="The newest saved state at or before this local time: 2026-11-29T14:30."),
+    float | None,
+    typer.Option(
+        "--at",
+        parser=end_of_second,
+        metavar="TIME",
+        help="The newest saved state at or before this local time: 2026-11-29T14:30.",
+    ),
 ]
 AtOuterStep = Annotated[
     int | None, typer.Option("--outer-step", metavar="N", min=0, help="The saved state after N outer steps.")
@@ -223,7 +226,7 @@ def roll_run_back(
         typer.echo("Members follow when your node runs.")
 
 
-def _wish(at: datetime | None, outer_step: int | None, config: Path | None) -> BranchWish:
+def _wish(at: float | None, outer_step: int | None, config: Path | None) -> BranchWish:
     from neuroshard.errors import UsageError
     from neuroshard.node.branching import BranchWish
     from neuroshard.runs.run_file import RunConfig, read_run_config
@@ -231,8 +234,7 @@ def _wish(at: datetime | None, outer_step: int | None, config: Path | None) -> B
     if at is not None and outer_step is not None:
         raise UsageError("--at and --outer-step name two states.", "Give one of them.")
     changes: RunConfig = {} if config is None else read_run_config(config)
-    time_wanted = None if at is None else at.timestamp() + SHOWN_PRECISION
-    return BranchWish(time_wanted, outer_step, changes)
+    return BranchWish(at, outer_step, changes)
 
 
 def _branched(

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+SHOWN_PRECISION = 0.999_999  # seconds: lists show whole ones, and a time from a list must select its state
+
+
+def end_of_second(text: str) -> float:
+    """The end of the second that a person names with --at, in seconds since the epoch. Raises BadParameter."""
+    try:
+        return datetime.fromisoformat(text).timestamp() + SHOWN_PRECISION
+    except (ValueError, OverflowError, OSError):  # the last two: a time that the system does not know
+        raise typer.BadParameter(f"{text!r} is not a time: use a form such as 2026-11-29T14:30.") from None
+
 
 DataDir = Annotated[
     Path | None,

@@ -18,7 +18,8 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from itertools import chain
@@ -207,12 +208,7 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
     folder, architecture = folder.absolute(), stages[0].architecture
     _check_class(architecture)
     sources = [(stage, stage_layout(stage)) for stage in stages]
-    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            raise StorageError(f"{folder} is not empty.", "Name a new folder. Existing files are never overwritten.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
+    with _new_folder(folder) as temporary:
         for name, content in _descriptions(architecture, table).items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD_NAME).write_text(model_card(stages, table, library="transformers"), encoding="utf-8")
@@ -221,6 +217,18 @@ def export_huggingface(stages: Sequence[SavedStage], folder: Path, table: Tokeni
             write_tensor_file(file, _llama_layout(sources, architecture), weights)
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Generator[Path]:
+    """A folder to fill, which becomes `folder` when the block ends, or is gone after an error. Raises StorageError."""
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise StorageError(f"{folder} is not empty.", "Name a new folder. Existing files are never overwritten.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
         if folder.exists():
             folder.rmdir()
         temporary.rename(folder)
@@ -501,28 +509,30 @@ def export_dcp(stages: Sequence[SavedStage], folder: Path) -> None:
     float32. Memory holds one copy of the queries and keys, and of all weights if they are a mean of replicas. Raises
     DamagedStageError, StorageError.
     """
+    folder, architecture = folder.absolute(), stages[0].architecture
+    tensors = dict(_titan_tensors(stages, architecture))
+    with _new_folder(folder) as temporary:
+        _save_dcp(tensors, temporary)
+        (temporary / CONFIG_NAME).write_text(json.dumps(titan_config(architecture), indent=2) + "\n", encoding="utf-8")
+
+
+def _save_dcp(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write tensors as the only process. Raises OSError, which PyTorch wraps in a BaseException of its own."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
-    folder, architecture = folder.absolute(), stages[0].architecture
-    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{folder.name}-{secrets.token_hex(4)}")
-    tensors = dict(_titan_tensors(stages, architecture))
     try:
-        if folder.exists() and any(folder.iterdir()):
-            raise StorageError(f"{folder} is not empty.", "Name a new folder. Existing files are never overwritten.")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # this process writes alone
-            save(tensors, checkpoint_id=temporary, no_dist=True)
-        (temporary / CONFIG_NAME).write_text(json.dumps(titan_config(architecture), indent=2) + "\n", encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        kind = DiskFullError if is_disk_full(error) else StorageError
-        raise kind(f"{folder} cannot be written: {error.strerror or error}.", "Free space or name another.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save(dict(tensors), checkpoint_id=folder, no_dist=True)
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            cause: BaseException | None = failure
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__  # on a full disk a later RuntimeError covers it
+            if cause is not None:
+                raise cause from None
+        raise
 
 
 def _titan_tensors(stages: Sequence[SavedStage], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:

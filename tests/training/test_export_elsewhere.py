@@ -324,6 +324,22 @@ def test_a_distributed_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("node")) == ["taken"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process has no limit on the size of its files there")
+@pytest.mark.parametrize("largest", [0, 100_000])
+def test_a_full_disk_ends_a_distributed_checkpoint_with_a_sentence(tmp_path: Path, largest: int) -> None:
+    import resource
+
+    stages = save_in_stages(made_model(GROUPED), tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        with pytest.raises(StorageError, match="model cannot be written"):
+            export_dcp(stages, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir() if "model" in path.name] == []
+
+
 @pytest.mark.parametrize(("qk_norm", "reordered"), [("head", True), ("none", True), ("width", False)])
 def test_models_without_a_ready_class_are_refused_with_the_reason(
     qk_norm: Literal["none", "head", "width"], reordered: bool, tmp_path: Path
