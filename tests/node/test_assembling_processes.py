@@ -50,12 +50,16 @@ def collected_in(out: Path) -> tuple[SavedStage, ...]:
     return choose(saved_stages(search_stage_folders(out))).require_whole()
 
 
-def archived(nodes: Sequence[NodeProcess], wanted: Sequence[dict[str, Any]]) -> list[Path]:
-    """The nodes' own files of the states that were assembled."""
-    found = list[Path]()
+def own_states(nodes: Sequence[NodeProcess], wanted: Sequence[dict[str, Any]]) -> list[SavedStage]:
+    """The nodes' own files of the states that were assembled: archived, among the checkpoints, or copies."""
+    found = list[SavedStage]()
     for stage in wanted:
-        name = f"layers-{stage['layers'][0]}-{stage['layers'][1]}/{ARCHIVE_FOLDER}/outer-step-{stage['outer_step']}"
-        found.append(next(file for node in nodes for file in node.data_dir.glob(f"checkpoints/*/*/{name}/*.json")))
+        name = f"layers-{stage['layers'][0]}-{stage['layers'][1]}"
+        here = [path for node in nodes for path in (node.data_dir / "checkpoints", node.data_dir / "copies")]
+        folders = [folder for path in here for folder in path.rglob(name)]
+        archives = [path for folder in folders for path in folder.glob(f"{ARCHIVE_FOLDER}/*")]
+        saved = saved_stages([*archives, *folders])
+        found.append(next(one for one in saved if one.generation.outer_step == stage["outer_step"]))
     return found
 
 
@@ -109,7 +113,7 @@ def test_a_computer_without_a_stage_assembles_the_model(
         until("an archive of each stage", lambda: len(list_archived(nodes)) == STAGES)
         moment = time.time()
         latest = max(node.get("/api/status")["diloco"]["outer_steps"] for node in nodes)
-        outer_steps(nodes, latest + 2)
+        outer_steps(nodes, latest + 4)  # most ordinary checkpoints of that time are gone
         holds_the_model_of_a_time(run, nodes, address, moment, tmp_path / "earlier")
         last = nodes.pop()
         status = last.get("/api/status")
@@ -137,12 +141,16 @@ def test_a_computer_without_a_stage_assembles_the_model(
 def holds_the_model_of_a_time(run: Run, nodes: Sequence[NodeProcess], address: str, moment: float, out: Path) -> None:
     """Its logits are those of the model that the nodes' own states make, and exports have them too."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment - 1))
+    for node in nodes:
+        node.post("/api/training/pause")  # or newer checkpoints would replace the states that are compared
     past = assembled(run, out, address, "--at", at, "--json")
     assert past.code == 0, past.err
     stages = past.json()["stages"]
     assert [stage["layers"] for stage in stages] == [[layer, layer + 1] for layer in range(STAGES)]
     assert all(stage["certified_at"] <= moment for stage in stages)
-    theirs = [saved_stages([file.parent])[0] for file in archived(nodes, stages)]
+    theirs = own_states(nodes, stages)
+    for node in nodes:
+        node.post("/api/training/resume")
     ours = collected_in(out)
     assert [stage.generation.outer_step for stage in ours] == [stage["outer_step"] for stage in stages]
     assert torch.equal(logits_of(model_of(ours, from_anchor=False)), logits_of(model_of(theirs, from_anchor=True)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -20,10 +19,9 @@ def test_stages_that_were_taken_back_stay_there_although_there_were_second_copie
             await anyio.sleep(130)
             assert all(len(copies_of(nodes, stage)) == 1 for stage in range(3))
             assert min(map(steps_of, nodes)) > 115
-            at = datetime.fromtimestamp(EPOCH + 115).astimezone()
             for node in nodes:
                 node.kill()
-                restore_checkpoint(at=at, data_dir=node.data_dir)
+                restore_checkpoint(at=EPOCH + 115, data_dir=node.data_dir)
                 assert "stop them all" in capsys.readouterr().out
             again = [world.add_again(node) for node in nodes]
             for stage, node in enumerate(again):
