@@ -213,6 +213,7 @@ class StageCollector:
     async def collect(self, patience_seconds: float) -> CollectedStage | StageMissing:
         """Fetch the state, and try again until nothing has arrived for this time. Raises StorageError."""
         await self._chain.load()
+        said = ""
         while True:
             chosen = await self._choice()
             if chosen is not None:
@@ -221,6 +222,9 @@ class StageCollector:
                     return collected
             if anyio.current_time() - self._moved_at > patience_seconds:
                 return StageMissing(self.layers, self._why_missing())
+            if self._reason and self._reason != said:
+                said = self._reason
+                self._report(f"Layers {layers_text(self.layers)}: waiting. {said}")
             await anyio.sleep(LOOK_SECONDS)
 
     async def _choice(self) -> tuple[CertifiedState, list[NodeId]] | None:

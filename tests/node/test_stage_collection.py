@@ -178,6 +178,8 @@ def test_before_the_run_nothing_is_collected_and_its_begin_is_named(tmp_path: Pa
         assert isinstance(found, StageMissing)
         assert "The oldest state that a node keeps is outer step 1" in found.reason
         assert "The run's first step is of" in found.reason
+        waiting = [words for words in world.nodes[-1].told if "waiting. The oldest state" in words]
+        assert len(waiting) == 1
 
     played(tmp_path, scenario)
 
