@@ -65,6 +65,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {  # name: module and what 
     "pipeline_kills": ("pipeline_kills", ()),
     "pipeline_takeovers": ("pipeline_takeovers", ()),
     "pipeline_join": ("pipeline_join", ()),
+    "node_speed_2.4m": ("node_speed", ("2.4M",)),
     "node_speed_5m": ("node_speed", ("5M",)),
     "node_speed_16m": ("node_speed", ("16M",)),
     "node_speed_350m": ("node_speed", ("350M",)),  # needs a GPU

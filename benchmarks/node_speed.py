@@ -56,6 +56,7 @@ class Case:
 
 TINY_CASE = Case((64, 2, 2, 1, 128), length=64, vocabulary=300)
 CASES = {
+    "2.4M": size(Case((192, 4, 3, 1, 512), vocabulary=2816), TINY_CASE),  # of the demo
     "5M": size(Case((256, 4, 4, 2, 704)), TINY_CASE),
     "16M": size(Case((384, 8, 6, 3, 1024)), TINY_CASE),
     "350M": Case((1024, 24, 16, 8, 2816), batch_size=16, length=1024, vocabulary=32_000, device="cuda"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,8 +63,17 @@ def titan_parts(name: str, rows: int, architecture: Architecture) -> tuple[Llama
     prefix, _, kind = name.removesuffix(".weight").rpartition(".")
     if kind not in _CUT:
         return (LlamaPart(_titan_name(name), 0, rows),)
-    names = {"query_key_value": ("wq", "wk", "wv"), "gate_up": ("w1", "w3")}[kind]
+    names = {"query_key_value": [f"{_FUSED}w{part}" for part in "qkv"], "gate_up": ["w1", "w3"]}[kind]
     return _cut([f"{prefix}.{part}.weight" for part in names], kind, rows, architecture)
+
+
+_FUSED, _HEAD = "qkv_linear.", "lm_head.weight"  # TorchTitan 0.2 had no such prefix, and "output.weight"
+
+
+def earlier_titan_names(names: Iterable[str]) -> dict[str, str]:
+    """TorchTitan's names of version 0.3 -> those of 0.2, where they differ."""
+    earlier = {name: "output.weight" if name == _HEAD else name.replace(f".{_FUSED}", ".") for name in names}
+    return {name: before for name, before in earlier.items() if name != before}
 
 
 ROTATED = ("wq.weight", "wk.weight", "q_norm.weight", "k_norm.weight")
@@ -82,6 +91,7 @@ def titan_config(architecture: Architecture) -> dict[str, JsonValue]:
         "hidden_dim": architecture.feed_forward_size,
         "norm_eps": architecture.norm_epsilon,
         "rope_theta": architecture.rope_theta,
+        "rope_scaling_args": {"scaling_factor": 1.0},  # the default of TorchTitan 0.2 is 8
         "max_seq_len": architecture.sequence_length,
         "qk_norm": architecture.qk_norm,
         "norm_reorder": architecture.norm_reorder,
@@ -93,7 +103,7 @@ def _titan_name(name: str) -> str:
         case "embedding.weight":
             return "tok_embeddings.weight"
         case "head.weight":
-            return "output.weight"
+            return _HEAD
         case _:
             renamed = name.replace(".feed_forward_norm.", ".ffn_norm.")
             renamed = renamed.replace(".attention.norms.query.", ".attention.q_norm.")

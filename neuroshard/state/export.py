@@ -17,7 +17,6 @@ import os
 import re
 import secrets
 import shutil
-import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -50,6 +49,7 @@ from neuroshard.data.tokenizer.table import (
 from neuroshard.errors import CheckpointError, DiskFullError, StorageError, UsageError
 from neuroshard.model.llama_layout import (
     ROTATED,
+    earlier_titan_names,
     generation_config,
     llama_config,
     llama_parts,
@@ -506,33 +506,16 @@ def export_dcp(stages: Sequence[SavedStage], folder: Path) -> None:
     """Write a folder for torch.distributed.checkpoint, whole or not at all, with the names of TorchTitan's Llama.
 
     The stages are a whole model in the order of their layers. `folder` must not exist, or be empty. All tensors are
-    float32. Memory holds one copy of the queries and keys, and of all weights if they are a mean of replicas. Raises
-    DamagedStageError, StorageError.
+    float32. Those that TorchTitan 0.2 names otherwise have both names for the same bytes. Memory holds one copy
+    of the queries and keys, and of all weights if they are a mean of replicas. Raises DamagedStageError, StorageError.
     """
+    from neuroshard.state.distributed_format import save_distributed  # it loads torch.distributed
+
     folder, architecture = folder.absolute(), stages[0].architecture
     tensors = dict(_titan_tensors(stages, architecture))
     with _new_folder(folder) as temporary:
-        _save_dcp(tensors, temporary)
+        save_distributed(tensors, temporary, earlier_titan_names(tensors))
         (temporary / CONFIG_NAME).write_text(json.dumps(titan_config(architecture), indent=2) + "\n", encoding="utf-8")
-
-
-def _save_dcp(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write tensors as the only process. Raises OSError, which PyTorch wraps in a BaseException of its own."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
-
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            save(dict(tensors), checkpoint_id=folder, no_dist=True)
-    except CheckpointException as error:
-        for failure, _ in error.failures.values():
-            cause: BaseException | None = failure
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__  # on a full disk a later RuntimeError covers it
-            if cause is not None:
-                raise cause from None
-        raise
 
 
 def _titan_tensors(stages: Sequence[SavedStage], architecture: Architecture) -> Iterator[tuple[str, Tensor]]:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     "diloco_long": "diloco is the same code with fewer rounds",
     "pipeline_takeovers": "a second copy of a stage is made every 30 s, and a silent node is given up after 60 s",
+    "node_speed_2.4m": "node_speed_5m is the same code, and at the tiny size the same model",
     "node_speed_16m": "node_speed_5m is the same code, and at the tiny size the same model",
     "utilisation_int4": "utilisation_int8 is the same code with another codec",
     "wall_clock": "it changes the quotas of the processor, which takes root and the cpu controller of cgroup v1",

@@ -215,13 +215,14 @@ def normed(x: Tensor, scale: Tensor, epsilon: float) -> Tensor:
     return scale * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
 
 
-def titan_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+def titan_shapes(a: Architecture, version: str) -> dict[str, tuple[int, ...]]:
     """The parameters of a Llama as TorchTitan names them, with the norms that our options add."""
+    parts, head = ("attention.", "output") if version == "0.2" else ("attention.qkv_linear.", "lm_head")
     keys, kind = a.key_value_head_count * a.head_size, a.qk_norm
     block: dict[str, tuple[int, ...]] = {
-        "attention.wq.weight": (a.hidden_size, a.hidden_size),
-        "attention.wk.weight": (keys, a.hidden_size),
-        "attention.wv.weight": (keys, a.hidden_size),
+        f"{parts}wq.weight": (a.hidden_size, a.hidden_size),
+        f"{parts}wk.weight": (keys, a.hidden_size),
+        f"{parts}wv.weight": (keys, a.hidden_size),
         "attention.wo.weight": (a.hidden_size, a.hidden_size),
         "feed_forward.w1.weight": (a.feed_forward_size, a.hidden_size),
         "feed_forward.w2.weight": (a.hidden_size, a.feed_forward_size),
@@ -234,7 +235,7 @@ def titan_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
         block["attention.k_norm.weight"] = (a.head_size if kind == "head" else keys,)
     layers = {f"layers.{i}.{name}": shape for i in range(a.layer_count) for name, shape in block.items()}
     rows = (a.vocabulary_size, a.hidden_size)
-    return {"tok_embeddings.weight": rows, **layers, "norm.weight": (a.hidden_size,), "output.weight": rows}
+    return {"tok_embeddings.weight": rows, **layers, "norm.weight": (a.hidden_size,), f"{head}.weight": rows}
 
 
 def rotated_in_pairs(x: Tensor, theta: float) -> Tensor:
@@ -248,6 +249,7 @@ def rotated_in_pairs(x: Tensor, theta: float) -> Tensor:
 def titan_logits(weights: dict[str, Tensor], a: Architecture, tokens: Tensor) -> Tensor:
     """A plain Llama: separate matrices, rotary pairs of neighbours, explicit softmax."""
     batch, time = tokens.shape
+    weights = {name.replace("qkv_linear.", "").replace("lm_head", "output"): one for name, one in weights.items()}
     hidden = weights["tok_embeddings.weight"][tokens]
     causal = torch.full((time, time), float("-inf")).triu(1)
     for i in range(a.layer_count):
@@ -290,9 +292,15 @@ def test_a_plain_llama_that_loads_the_distributed_checkpoint_has_our_logits(
     model = made_model(architecture)
     folder = tmp_path / "model"
     export_dcp(save_in_stages(model, tmp_path, architecture.layer_count), folder)
-    weights = {name: torch.empty(shape) for name, shape in titan_shapes(architecture).items()}
-    assert dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys() == weights.keys()
-    dcp.load(weights, checkpoint_id=folder, no_dist=True)
+    shapes = {version: titan_shapes(architecture, version) for version in ("0.2", "0.3")}
+    listed = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    assert listed.keys() == {name for each in shapes.values() for name in each}
+    weights, earlier = ({name: torch.empty(shape) for name, shape in shapes[version].items()} for version in shapes)
+    for each in (weights, earlier):
+        dcp.load(each, checkpoint_id=folder, no_dist=True)
+    assert all(torch.equal(*pair) for pair in zip(weights.values(), earlier.values(), strict=True))
+    bytes_of_weights = sum(4 * weight.numel() for weight in weights.values())
+    assert sum(file.stat().st_size for file in folder.glob("*.distcp")) < 1.1 * bytes_of_weights + 100_000  # once
     tokens = torch.randint(0, architecture.vocabulary_size, (2, 100), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = model.logits(model(tokens))
