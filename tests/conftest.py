@@ -24,6 +24,7 @@ settings.register_profile("no clock", deadline=None)  # how long an example take
 settings.load_profile("no clock")
 
 os.environ[preloaded.VARIABLE] = "1"  # imports are most of the start of a node or a command
+os.environ.update(preloaded.THREADS)  # more threads than cores wait for each other, which costs more than they compute
 
 TEXT_BYTES = 150_000
 # Checkpoints as often as the ten steps between two of them allow, so that a test need not wait for the clock.
@@ -43,6 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if hasattr(config, "workerinput"):  # set by xdist, for a worker
         items.sort(key=lambda item: item.get_closest_marker("process") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unflushed() -> Iterator[None]:
+    """Nothing waits for the disk: only a power cut would lose what was written, and no test makes one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_a_node_with_a_state_does_not_insist_on_a_donor_that_never_delivers(tmp_
             assert again.stage.outer_step == 3
             assert not again.swarm.asking.failed.doubted(anyio.current_time())
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, save_steps=1000)
 
 
 AVERAGED = OuterOptimization(strategy="averaging", aggregator="mean", codec="fp32", averaged_sequences=100)
