@@ -49,8 +49,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def unflushed() -> Iterator[None]:
     """Nothing waits for the disk: only a power cut would lose what was written, and no test makes one."""
+
+    def stay(_descriptor: int) -> None:
+        pass
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _descriptor: None)
+        patch.setattr(os, "fsync", stay)
         yield
 
 

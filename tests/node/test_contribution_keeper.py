@@ -18,6 +18,8 @@ from neuroshard.status.history import WorkDone
 from neuroshard.status.snapshot import ModelStatus, NetworkStatus, NodeState, NodeStatus, TrainingStatus
 from neuroshard.types import Architecture, LayerRange
 
+pytestmark = pytest.mark.usefixtures("inline_threads")
+
 START = 1_800_000_000.0
 SHAPE = Architecture(64, 4, 4, 2, 160, 512, 64)
 
@@ -92,7 +94,7 @@ def live(node: Node, seconds: int) -> None:
             await node.train(seconds)
             tasks.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def tokens_of(path: Path) -> int:
@@ -125,7 +127,7 @@ def test_a_kill_costs_a_minute_at_most(tmp_path: Path) -> None:
             saved.append(tokens_of(tmp_path / FILE_NAME))  # what a kill now would leave
             tasks.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert saved[0] >= (round(SAVE_SECONDS) * 2 - 2) * 500
 
 

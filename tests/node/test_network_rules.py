@@ -147,7 +147,7 @@ def test_a_quota_reached_in_mid_transfer_stops_what_is_large_and_nothing_else(tm
         assert (await other.request(A, Frame("mine"), reply=LARGE, timeout_seconds=10)).kind == "mine"
 
     with InMemoryNetwork() as world:
-        trio.run(scenario, world, clock=MockClock(autojump_threshold=0.05))
+        trio.run(scenario, world, clock=MockClock(autojump_threshold=0))
 
 
 def test_the_network_is_left_outside_its_schedule_and_comes_back(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_network_is_left_outside_its_schedule_and_comes_back(tmp_path: Path)
             tasks.cancel_scope.cancel()
 
     with InMemoryNetwork() as world:
-        trio.run(scenario, world, clock=MockClock(autojump_threshold=0.05))
+        trio.run(scenario, world, clock=MockClock(autojump_threshold=0))
 
 
 class TenPieces(AsyncIterator[bytes]):
