@@ -59,7 +59,7 @@ def libp2p_opener(
         port=settings.p2p_port,
         lan_discovery=settings.lan_discovery,
         port_mapping=settings.port_mapping,
-        relay=settings.relay and not serves_others,
+        relay=settings.relay,
         serve_relay=serves_others,
     )
     reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers

@@ -294,16 +294,17 @@ class PeerNetwork:
         invitation: Invitation | None = None,
         may_wait: bool = False,
         holds_layers: bool = True,
+        serves_others: bool = False,
         offload: BlockingRunner = anyio.to_thread.run_sync,
     ) -> PeerNetwork:
         """Build the network on libp2p, or on `open_network` if given; without any if the owner turned it off.
 
-        With `may_wait` a node that its run does not admit waits until it does.
+        With `may_wait` a node that its run does not admit waits until it does. `serves_others`: as a relay.
         """
         outside = ExternalAddresses()
         line = UploadLine(settings.data_dir)
         upload = UploadPacer(line.limit(settings))
-        opener = open_network or libp2p_opener(settings, identity, outside, upload=upload)
+        opener = open_network or libp2p_opener(settings, identity, outside, upload=upload, serves_others=serves_others)
         networking = Networking(
             identity.node_id,
             opener if settings.network else None,

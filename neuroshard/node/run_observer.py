@@ -87,7 +87,10 @@ def observe_run(
 
 async def _main(offer: RunOffer, settings: Settings) -> None:
     wallet = Wallet.from_secret(TokenSecret("hex", secrets.token_bytes(32)))  # not kept: nothing refers to it later
-    observer = RunObserver(offer, settings, PeerNetwork.of(settings, node_identity(wallet, settings.data_dir)))
+    identity = node_identity(wallet, settings.data_dir)
+    # two strangers behind routers meet only through a relay, and the organiser is the one computer that all know
+    network = PeerNetwork.of(settings, identity, serves_others=settings.relay)
+    observer = RunObserver(offer, settings, network)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(observer.run)
         await observer.take_admissions()

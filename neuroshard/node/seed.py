@@ -89,7 +89,9 @@ async def _main(loaded: LoadedSettings) -> None:
     upload = UploadPacer(line.limit(settings))
     networking = Networking(
         identity.node_id,
-        libp2p_opener(settings, identity, outside, upload=upload, serves_others=True),
+        libp2p_opener(
+            settings.model_copy(update={"relay": False}), identity, outside, upload=upload, serves_others=True
+        ),
         peers_file=settings.data_dir / PEERS_FILE,
         given=settings.peer,
     )

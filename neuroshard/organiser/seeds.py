@@ -46,11 +46,14 @@ class SeedBook:
             self.note_admission(node, now)
 
     def note_join(self, node: NodeId, addresses: Iterable[str]) -> None:
-        """Remember the addresses that a node announces for itself."""
+        """Remember the addresses that a node announces for itself. After a change of direct ones no check counts."""
         own = tuple(text for text in addresses if (address := _parsed(text)) is not None and address.peer == node)
         known = self._contacts.pop(node, None)
         if known is None and len(self._contacts) >= MOST_NODES:
             self.forget(next(iter(self._contacts)))
+        if known is not None and _direct(known.addresses) != _direct(own):
+            known = _Contact((), until=known.until)
+            self._reached.pop(node, None)
         self._contacts[node] = replace(known or _Contact(()), addresses=own)
 
     def note_admission(self, node: NodeId, now: float) -> None:
@@ -99,6 +102,10 @@ class SeedBook:
 def _worth_trying(contact: _Contact) -> Iterator[str]:
     """The addresses of a node that was not reached: after a check that failed only those through relays."""
     return (text for text in contact.addresses if contact.reachable is None or CIRCUIT in text)
+
+
+def _direct(addresses: Iterable[str]) -> set[str]:
+    return {text for text in addresses if CIRCUIT not in text}
 
 
 def _fitting(addresses: Iterable[tuple[NodeId, str]], joiner: NodeId, host: str | None) -> Iterator[tuple[NodeId, str]]:

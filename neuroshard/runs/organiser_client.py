@@ -63,7 +63,9 @@ TRIES = 10
 AGAIN_SECONDS = 600.0  # until a node whose place was refused asks again
 LEAST_POLL_SECONDS = 1.0
 LEAVE_SECONDS = 3.0  # of a node that ends, for its last request
-OPENING_SECONDS = 5.0  # in which a node that starts waits for its own addresses
+OPENING_SECONDS = 15.0  # in which a node that starts waits for its own addresses
+MAPPING_SECONDS = 2.0  # of them: behind a router, for a port that it maps
+MOVED_SECONDS = 90.0  # between looks for other addresses; the organiser checks one address once per minute
 MOST_SEEDS = 64  # in an answer
 _Base64 = Annotated[str, Meta(max_length=2 * MAX_ADMISSION_BYTES)]
 
@@ -274,6 +276,7 @@ class OwnAdmission(Struct, frozen=True):
     admission: AdmissionBytes
     name: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)] = ""  # that the organiser was given last
     reachable: bool | None = None
+    places: tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...] = ()  # at the join, as `direct_places`
 
 
 class AdmissionKeeper:
@@ -296,6 +299,7 @@ class AdmissionKeeper:
         self._shown: Admittance | None = None
         self._name = client.name  # that the organiser knows
         self._name_refusal = ""  # why it does not take the owner's name
+        self._places: tuple[str, ...] = ()  # direct addresses with which this node asked the organiser last
         self.trouble = ""
 
     @property
@@ -325,7 +329,7 @@ class AdmissionKeeper:
             _LOG.warning("The stored admission is not used: %s", error)
             return None
         is_own = admission.node == identity.node_id and admission.wallet == identity.wallet_id
-        self._name = held.name
+        self._name, self._places = held.name, held.places
         is_live = is_own and self._now() <= admission.expires_at
         return Admittance(held.admission, admission, reachable=held.reachable) if is_live else None
 
@@ -338,24 +342,37 @@ class AdmissionKeeper:
         """Whether the organiser must still learn the owner's name."""
         return self._name != self._client.name and not self._name_refusal
 
+    @property
+    def _has_moved(self) -> bool:
+        """Whether this node has other direct addresses than those with which it joined."""
+        network = None if self._networking is None else self._networking.current
+        return network is not None and direct_places(network.transport.addresses()) != self._places
+
     async def _joined(self, report: Callable[[str], None]) -> Admittance:
-        admittance = await self._client.admit(report, await self._own_addresses())
+        addresses = await self._own_addresses()
+        self._places = direct_places(addresses)
+        admittance = await self._client.admit(report, addresses)
         self._name = self._client.name
         return admittance
 
     async def _own_addresses(self) -> Sequence[str]:
-        """The addresses of this node. At its start it waits a little for its network."""
+        """The addresses of this node. At its start it waits a little for its network and for a port at its router."""
         if self._networking is None or not self._networking.is_wanted:
             return ()
         with anyio.move_on_after(OPENING_SECONDS):
-            return (await self._networking.up()).transport.addresses()
+            transport = (await self._networking.up()).transport
+            with anyio.move_on_after(MAPPING_SECONDS):
+                while is_private(transport.addresses()):
+                    await anyio.sleep(0.1)
+            return transport.addresses()
         return ()
 
     async def run(self, members: RunMembers) -> None:
         """Show the admission to the other nodes and renew it at half of its time, until cancelled.
 
-        While the organiser is away, the node works on: the others accept the admission that they know. At the end the
-        organiser hears that the node leaves.
+        A node whose direct addresses change joins again, which keeps its place, so that they are checked. While the
+        organiser is away, the node works on: the others accept the admission that they know. At the end the organiser
+        hears that the node leaves.
         """
         try:
             while True:
@@ -364,11 +381,17 @@ class AdmissionKeeper:
                     members.renew(shown.data, shown.ended)
                 if shown is not None and not self._is_renamed:
                     refresh_at = shown.admission.admitted_at + REFRESH_SECONDS
-                    await anyio.sleep(max(LEAST_POLL_SECONDS, refresh_at - self._now()))
+                    await self._rest(refresh_at)
                 await self._renew(is_known=shown is not None)
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                 await self._client.leave()
+
+    async def _rest(self, until: float) -> None:
+        """Sleep until a time, or until this node has moved."""
+        await anyio.sleep(min(MOVED_SECONDS, max(LEAST_POLL_SECONDS, until - self._now())))
+        while not self._has_moved and (left := until - self._now()) > 0:
+            await anyio.sleep(min(MOVED_SECONDS, left))
 
     async def _renew(self, *, is_known: bool) -> None:
         """Wait for the next admission. It counts even if it cannot be stored: the others see it.
@@ -376,7 +399,8 @@ class AdmissionKeeper:
         A node whose owner changed its name joins again, which keeps its place.
         """
         while True:
-            is_join = not is_known or self._is_renamed
+            is_move = is_known and self._has_moved and not self._is_renamed
+            is_join = not is_known or self._is_renamed or is_move
             try:
                 admittance = await (self._joined(self._note) if is_join else self._client.refresh())
                 break
@@ -386,6 +410,8 @@ class AdmissionKeeper:
                     continue
                 if is_known and is_join and error.code == "already_admitted":
                     self._name_refusal = str(error)  # the place matters more than the name
+                    continue
+                if is_move:  # a wallet that is no longer on the list keeps its place, but may not join
                     continue
                 self._note(str(error))
                 await anyio.sleep(AGAIN_SECONDS)
@@ -401,12 +427,32 @@ class AdmissionKeeper:
         self._shown = admittance
         if self._networking is not None:
             learn_seeds(self._networking.book, self.url, admittance.seeds)
-        self._file.write(OwnAdmission(self.url, admittance.data, self._name, admittance.reachable))
+        self._file.write(OwnAdmission(self.url, admittance.data, self._name, admittance.reachable, self._places))
 
     def _note(self, sentence: str) -> None:
         if sentence != self.trouble:
             _LOG.warning("%s", sentence)
         self.trouble = sentence
+
+
+def direct_places(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Those of a node's addresses that lead through no relay, in order."""
+    return tuple(sorted(text for text in addresses if _scope(text) is not None))
+
+
+def is_private(addresses: Sequence[str]) -> bool:
+    """Whether a node with these addresses is behind a router that maps no port to it (yet)."""
+    scopes = set(map(_scope, addresses))
+    return Scope.NETWORK in scopes and Scope.WORLD not in scopes
+
+
+def _scope(text: str) -> Scope | None:
+    """The scope of a direct address; None for another one."""
+    try:
+        address = parse_address(text)
+    except UsageError:
+        return None
+    return None if address.is_relayed else scope_of(address.host)
 
 
 def learn_seeds(book: KnownAddresses, url: str, seeds: Sequence[str]) -> None:

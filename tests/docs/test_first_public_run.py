@@ -7,9 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ pytestmark = [
     ),
 ]
 LONGEST_SECONDS = 300.0
+HERE_ONLY = {"NEUROSHARD_PORT", "NEUROSHARD_P2P_HOST"}  # several computers are one here, and it must stay alone
 ORGANISER_TOKEN, STRANGER_TOKEN = "0a" * 32, "0b" * 32
 
 
@@ -38,16 +39,26 @@ class Person:
 
     home: Path
     token: str
+    place: str = ""  # network namespace of the computer; empty: the one of the tests
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # of the environment
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of the commands which this person types."""
-        return environment_of(self.home, self.token)
+        """That of the commands which this person types. A computer in a place of its own has the usual ports."""
+        made = environment_of(self.home, self.token)
+        if self.place:
+            made = {name: value for name, value in made.items() if name not in HERE_ONLY} | {"NO_PROXY": "*"}
+        return made | dict(self.variables)
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command that starts bash on this person's computer."""
+        enter = ["ip", "netns", "exec", self.place] if self.place else []
+        return [*enter, "bash", *arguments]
 
     def types(self, text: str) -> str:
         """Type commands and wait for their end; what they print."""
         ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
+            self.command("-euo", "pipefail", "-c", text),
             cwd=self.home,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -65,7 +76,7 @@ class Person:
         file = self.home / log
         with file.open("w") as output:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {text.strip()}"],
+                self.command("-c", f"exec {text.strip()}"),
                 cwd=self.home,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -83,10 +94,10 @@ class Person:
                 process.wait()
 
 
-def person(home: Path, token: str) -> Person:
+def person(home: Path, token: str, place: str = "") -> Person:
     """A person whose computer has only the program."""
     install_program(home)
-    return Person(home, token)
+    return Person(home, token, place)
 
 
 def is_up(url: str) -> bool:
@@ -99,7 +110,7 @@ def is_up(url: str) -> bool:
 def addresses(someone: Person) -> list[str]:
     """Addresses that `neuroshard status` shows; none before the node answers."""
     ran = subprocess.run(
-        ["bash", "-c", "neuroshard status --json"],
+        someone.command("-c", "neuroshard status --json"),
         env=someone.environment,
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx
@@ -15,6 +15,7 @@ from neuroshard.errors import StorageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.admissions import ADMISSION_SECONDS, REFRESH_SECONDS, JoinClaim
 from neuroshard.membership.connectivity import KnownAddresses
+from neuroshard.network import Network
 from neuroshard.node.peer_network import PeerNetwork, join_line, own_report
 from neuroshard.runs.offer import OfferChoice, RunOffer
 from neuroshard.runs.organiser_client import (
@@ -31,6 +32,7 @@ from tests.node.test_closed_run import until
 from tests.node.test_organised_run import OFFER, PARAMETERS, Organised, Organiser, members_at, now, play
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import run_virtually
+from tests.worlds.lan import move, network_at
 
 URL = "https://organiser.example"
 OTHER = RunOffer.of_new_run(SignedRunParameters.sign(Wallet.from_secret(TokenSecret("hex", bytes(32))), PARAMETERS))
@@ -136,6 +138,77 @@ def test_a_joiner_announces_itself_and_learns_the_others(tmp_path: Path) -> None
         joining = keeper_of(second, organiser)
         await joining.admit(lambda _: None)
         assert joining.reachable is None
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+class AtHome:
+    """The part of a node's networking that a keeper uses: a computer behind a router, at first without a port."""
+
+    is_wanted = True
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inside, self.mapped = at(number, "192.168.1.5"), at(number, "198.51.100.7")
+        self.book = KnownAddresses(identity_of(number).node_id)
+        self.current = network_at(identity_of(number).node_id, self.inside)
+
+    async def up(self) -> Network:
+        """Open at once."""
+        await anyio.lowlevel.checkpoint()
+        return self.current
+
+
+def at_home(number: int, organiser: Organiser, node: PeerNetwork) -> tuple[AtHome, AdmissionKeeper]:
+    home, keeper = AtHome(number), keeper_of(node, organiser)
+    keeper._networking = cast("Any", home)
+    return home, keeper
+
+
+def test_a_joiner_waits_a_moment_for_the_port_that_its_router_maps(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        mapped, closed = await world.started(1, 2, admitted=False)
+        home, keeper = at_home(1, organiser, mapped)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keeper.admit, list[str]().append)
+            await anyio.sleep(1)
+            assert organiser.database.addresses() == {}
+            move(home.current, home.mapped, home.inside)
+        assert organiser.database.addresses()[mapped.identity.node_id] == (home.mapped, home.inside)
+        home, keeper = at_home(2, organiser, closed)
+        before = anyio.current_time()
+        await keeper.admit(lambda _: None)  # no port comes, and it joins all the same
+        assert anyio.current_time() - before < 3
+        assert organiser.database.addresses()[closed.identity.node_id] == (home.inside,)
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_node_that_moves_joins_again_and_keeps_its_place_also_if_it_may_not(tmp_path: Path) -> None:
+    async def scenario(world: Organised) -> None:
+        organiser = Organiser()
+        (node,) = await world.started(1, admitted=False)
+        me = node.identity.node_id
+        home, keeper = at_home(1, organiser, node)
+        await keeper.admit(lambda _: None)
+        world.tasks.start_soon(keeper.run, members_at(node))
+        await anyio.sleep(200)
+        move(home.current, home.mapped, home.inside)
+        await until(100, lambda: organiser.database.addresses()[me] == (home.mapped, home.inside))
+        place = organiser.database.place_of(me)
+        organiser.database.allow(identity_of(2).wallet_id)  # a list without this wallet
+        move(home.current, home.inside)
+        await anyio.sleep(100)
+        assert keeper.trouble == ""  # the join was refused, and the place is refreshed
+        await anyio.sleep(1.5 * ADMISSION_SECONDS)
+        kept = organiser.database.place_of(me)
+        assert place is not None
+        assert kept is not None
+        assert kept.expires_at > now() + REFRESH_SECONDS - 60
+        assert organiser.database.addresses()[me] == (home.mapped, home.inside)
         organiser.database.close()
 
     play(tmp_path, scenario)

@@ -105,3 +105,18 @@ def test_addresses_are_known_after_a_restart_while_their_nodes_have_places(tmp_p
     desk.leave(4)
     rows = desk.database._rows("SELECT node FROM addresses")
     assert {row[0] for row in rows} == {node(2), node(3)}
+
+
+def test_a_check_counts_until_the_direct_addresses_of_the_node_change() -> None:
+    book = SeedBook()
+    joined(book, 2, at(2, "192.168.1.5"))
+    book.note_check(node(2), "")
+    joined(book, 2, at(2, "192.168.1.5"), relayed(2))
+    assert book.reachable(node(2)) is False
+    joined(book, 2, at(2, "192.168.1.5"), at(2))  # its router maps a port now
+    assert book.reachable(node(2)) is None
+    assert book.seeds_for(node(1), FAR, 0.0) == (at(2),)
+    book.note_check(node(2), at(2))
+    joined(book, 2, at(2, "192.168.1.5"))  # and no longer does
+    assert book.reachable(node(2)) is None
+    assert book.seeds_for(node(1), FAR, 0.0) == ()
