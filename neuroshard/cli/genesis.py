@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from neuroshard.data.shard_file import ShardFormat
-    from neuroshard.dataset import BuildOptions, DataSetStatus, Verification
+    from neuroshard.dataset import BuildOptions, BuiltGenesis, DataSetStatus, Verification
     from neuroshard.dataset.population import PopulationReport
     from neuroshard.identity import Wallet
 
@@ -86,7 +86,7 @@ def build(
     wallet, _, _ = wallet_of(load_settings(given(token=token, token_file=token_file, data_dir=data_dir)))
     if text is not None:
         options = BuildOptions(vocabulary=vocabulary, shard_format=chosen or "bin")
-        _build_from_folder(text, Path(out), wallet, options, as_json=as_json)
+        _print_built(build_from_folder(text, Path(out), wallet, options), Path(out), wallet, as_json=as_json)
     elif config is not None:
         where = _Places(config, out, data_dir, s3_endpoint, chosen)
         _build_from_sources(where, wallet, workers=workers, follow=follow, as_json=as_json)
@@ -123,7 +123,8 @@ def now() -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptions, *, as_json: bool) -> None:
+def build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptions) -> BuiltGenesis:
+    """Build a data set from the text files of a folder, and show the progress. Raises NeuroShardError."""
     from neuroshard.dataset import FolderText, build_genesis
     from neuroshard.dataset.progress import ProgressPrinter
 
@@ -134,15 +135,23 @@ def _build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOpti
 
     built = build_genesis(FolderText(text), out, wallet, now=now(), options=options, progress=progress)
     printer.end()
-    report = built.report
-    if as_json:
-        typer.echo(report.to_json().decode())
-        return
-    verb = "Already there" if built.is_reused else "Built"
-    typer.echo(
+    return built
+
+
+def summary_of_built(built: BuiltGenesis, wallet: Wallet) -> str:
+    """The contents of a new data set, in one sentence."""
+    report, verb = built.report, "Already there" if built.is_reused else "Built"
+    return (
         f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {report.documents:,} documents "
         f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
     )
+
+
+def _print_built(built: BuiltGenesis, out: Path, wallet: Wallet, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(built.report.to_json().decode())
+        return
+    typer.echo(summary_of_built(built, wallet))
     if built.has_default_run and not built.is_reused:
         typer.echo(
             "The default run published here is unchanged. If the data changed, nodes cannot join that run with them:"

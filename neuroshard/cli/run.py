@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from neuroshard.cli import committee, invitations, run_plan
+from neuroshard.cli.genesis import build_from_folder, summary_of_built
 from neuroshard.cli.options import AsJson, DataDir, GenesisSource, TokenFile, given
 
 if TYPE_CHECKING:
     from neuroshard.config.run_parameters import RunParameters
     from neuroshard.runs.creation import Owner
     from neuroshard.runs.offer import OfferChoice, RunOffer
+    from neuroshard.runs.run_file import RunConfig
 
 
 app = typer.Typer(help="Create a run, invite friends to it, and manage it.", no_args_is_help=True)
@@ -35,6 +37,10 @@ def create(
         Path, typer.Option("--config", metavar="FILE", help="run.toml or run.yaml: the parameters of the run.")
     ],
     genesis: GenesisSource = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FOLDER", help="First make the data set, in --genesis, from these text files."),
+    ] = None,
     num_stages: Annotated[
         int | None, typer.Option(metavar="S", help="Cut the model into S parts. (default: as in the file)")
     ] = None,
@@ -58,20 +64,18 @@ def create(
 ) -> None:
     """Sign the parameters of a run with your wallet, store them for your nodes, and print the command to join it."""
     from neuroshard.config.loading import load_settings
-    from neuroshard.errors import UsageError
     from neuroshard.host.identity import wallet_of
-    from neuroshard.runs.creation import Owner, create_run, update_run, write_offer
-    from neuroshard.runs.run_file import model_warnings, read_run_config
+    from neuroshard.runs.creation import Owner, update_run, write_offer
+    from neuroshard.runs.run_file import read_run_config
     from neuroshard.runs.stored_runs import named_offer
 
-    flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
-    loaded = load_settings(flags, os.environ)
-    owner = Owner(wallet_of(loaded)[0], loaded.settings.data_dir)
-    entries = read_run_config(config)
-    if num_stages is not None:
-        entries = {**entries, "num_stages": num_stages}
-    if inner_optimizer is not None:
-        entries = {**entries, "inner_optimizer": inner_optimizer}
+    if text is not None:
+        genesis = genesis or "genesis"
+        _check_text(genesis, update)
+    loaded = load_settings(given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis), os.environ)
+    source, owner = loaded.settings.genesis, Owner(wallet_of(loaded)[0], loaded.settings.data_dir)
+    changes: RunConfig = {"num_stages": num_stages, "inner_optimizer": inner_optimizer}
+    entries = {**read_run_config(config), **{name: value for name, value in changes.items() if value is not None}}
     if update is not None:
         offer = named_offer(update, owner.data_dir)
         file = out or (Path(update) if Path(update).is_file() else _file_of(offer))
@@ -80,15 +84,10 @@ def create(
     else:
         if out is not None:
             _check_file(out)  # before anything is signed
-        if loaded.settings.genesis is None:
-            raise UsageError("A run needs training data.", "Name them: --genesis PLACE.")
-        for warning in model_warnings(entries):  # while nothing is signed yet
-            typer.echo(f"Warning: {warning}", err=True)
-        choice = create_run(owner, entries, loaded.settings.genesis)
+        choice = _new_run(owner, entries, source, text)
         file = out or _file_of(choice.offer)
         _check_file(file, choice.offer)
     write_offer(choice.offer, file)
-    source = loaded.settings.genesis
     _print_made(choice, file, owner, source, str(data_dir) if data_dir else None, as_json=as_json)
 
 
@@ -168,6 +167,33 @@ def publish(
         typer.echo(f"Seed: {address}")
     if not done.run.seeds:
         typer.echo("No seed is named, so only nodes on its local network will find it: add --seed.")
+
+
+def _check_text(genesis: str, update: str | None) -> None:
+    """Raise UsageError for options that --text excludes."""
+    from neuroshard.errors import UsageError
+
+    if update is not None:
+        raise UsageError("--text and --update exclude each other.", "A run keeps its data set: leave --text out.")
+    if "://" in genesis:
+        raise UsageError(f"--text cannot write to {genesis}.", "Name a folder with --genesis, or leave it out.")
+
+
+def _new_run(owner: Owner, entries: RunConfig, source: str | None, text: Path | None) -> OfferChoice:
+    """Sign a new run, and first make its data if they are to be made. Standard output is left to the run."""
+    from neuroshard.dataset import BuildOptions
+    from neuroshard.errors import UsageError
+    from neuroshard.runs.creation import create_run
+    from neuroshard.runs.run_file import model_warnings
+
+    if source is None:
+        raise UsageError("A run needs training data.", "Name them: --genesis PLACE, or --text FOLDER.")
+    for warning in model_warnings(entries):  # while nothing is signed yet
+        typer.echo(f"Warning: {warning}", err=True)
+    if text is not None:
+        built = build_from_folder(text, Path(source), owner.wallet, BuildOptions())
+        typer.echo(summary_of_built(built, owner.wallet), err=True)
+    return create_run(owner, entries, source)
 
 
 def _file_of(offer: RunOffer) -> Path:

@@ -65,6 +65,29 @@ def test_a_run_is_made_shown_and_changed(
     assert by_id["initial"]["inner"]["learning_rate"] == 1e-3
 
 
+def test_a_run_and_its_data_are_made_of_texts_by_one_command(
+    owner: Command, small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    create = ("run", "create", "--config", "run.toml", "--text", small_text, "--json")
+    made = owner(*create)
+    assert made.code == 0, made.err
+    assert "Built: " in made.err
+    assert made.json()["serve"] == f"neuroshard --run {made.json()['run_id']} --genesis genesis"
+    assert read_offer_file(Path(made.json()["file"])).parameters.genesis.tokenizer_sha256
+    again = owner(*create)
+    assert "Already there: " in again.err
+    assert again.json()["run_id"] == made.json()["run_id"]
+    for others, words in (
+        (("--genesis", "https://data.example"), "--text cannot write to https://data.example."),
+        (("--update", made.json()["file"]), "--text and --update exclude each other."),
+    ):
+        refused = owner(*create, *others)
+        assert refused.code == 2
+        assert words in refused.err
+
+
 def test_the_owner_of_an_open_run_names_the_wallets_that_may_vote(
     owner: Command, neuroshard: Command, small_genesis: Path, tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ def addresses(someone: Person) -> list[str]:
 
 def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path: Path) -> None:
     page = FOLLOWED.read_text(encoding="utf-8")
-    data, create, node, organise, join, watch, allow, change, take_home = (block.text for block in blocks_of(FOLLOWED))
+    create, node, organise, join, watch, allow, change, take_home = (block.text for block in blocks_of(FOLLOWED))
     organiser, stranger = person(tmp_path / "organiser", ORGANISER_TOKEN), person(tmp_path / "other", STRANGER_TOKEN)
     shutil.copytree(small_text, organiser.home / "my-texts")
     (config,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -130,7 +130,6 @@ def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path
     assert "plan" in page
     organiser.types("neuroshard run plan run.toml")
 
-    organiser.types(data)
     said = organiser.types(create)
     (run,) = re.findall(r"Signed: run ([0-9a-f]{64})", said)
     port = free_port()
@@ -143,7 +142,7 @@ def test_an_organiser_and_a_stranger_follow_the_guide(small_text: Path, tmp_path
 
     assert typed(organise).strip() in said  # the commands that `run create` printed
     assert f"neuroshard --run {run} --organiser URL" in said
-    assert "--peer" not in page.split("## 5.")[1].split("## 6.")[0]
+    assert "--peer" not in page.split("## 4.")[1].split("## 5.")[0]
     with ExitStack() as running:
         running.enter_context(organiser.leaves_running(typed(node), "node.log"))
         until("an address", lambda: bool(addresses(organiser)), LONGEST_SECONDS)

@@ -124,12 +124,10 @@ class Session:
     @contextmanager
     def opened(self, texts: Path, config: str = "") -> Iterator[None]:
         """The organiser's commands, in the order of the guide; `config` adds to the file of the run."""
-        data, create, node, organise, *_ = (block.text for block in blocks_of(FOLLOWED))
+        create, node, organise, *_ = (block.text for block in blocks_of(FOLLOWED))
         shutil.copytree(texts, self.organiser.home / "my-texts")
         (shown,) = re.findall(r"^```toml\n(.*?)^```$", FOLLOWED.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         (self.organiser.home / "run.toml").write_text(shown + config)
-        self.organiser.types(data)
-        self.note(f"organiser: {data.strip()}")
         (self.run,) = re.findall(r"Signed: run ([0-9a-f]{64})", self.organiser.types(create))
         self.note(f"organiser: {create.strip()}")
         with ExitStack() as running:
