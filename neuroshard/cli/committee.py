@@ -37,6 +37,15 @@ AtTime = Annotated[
 AtOuterStep = Annotated[
     int | None, typer.Option("--outer-step", metavar="N", min=0, help="The saved state after N outer steps.")
 ]
+StatesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--states",
+        metavar="FOLDER",
+        help="Also use the certified states that `checkpoint assemble --out FOLDER` has collected, for stages that "
+        "this computer does not have.",
+    ),
+]
 ChangesFile = Annotated[
     Path | None,
     typer.Option(
@@ -156,6 +165,7 @@ def branch(
     at: AtTime = None,
     outer_step: AtOuterStep = None,
     config: ChangesFile = None,
+    states: StatesFolder = None,
     yes: Yes = False,
     force: Annotated[
         bool, typer.Option("--force", help="Continue from the newest saved state even if a newer one was certified.")
@@ -179,7 +189,7 @@ def branch(
 
     With --at or --outer-step the moments of the optimizer begin at zero, and the learning rate warms up for 20 steps.
     """
-    wish = _wish(at, outer_step, config)
+    wish = _wish(at, outer_step, config, states)
     question = "Continue run {name} as a new run of wallet {wallet}?"
     flags = given(token=token, token_file=token_file, data_dir=data_dir, genesis=genesis)
     offer, made, serve = _branched(
@@ -195,6 +205,7 @@ def roll_run_back(
     at: AtTime = None,
     outer_step: AtOuterStep = None,
     config: ChangesFile = None,
+    states: StatesFolder = None,
     yes: Yes = False,
     genesis: GenesisSource = None,
     token: OwnerToken = None,
@@ -209,11 +220,12 @@ def roll_run_back(
     start it afterwards; in an organised run, also start the organiser with the id of the new run. Nothing of the old
     run is deleted. The same request gives the same run.
 
-    Stop your node first. The states that it has saved are in `neuroshard checkpoint list`.
+    Stop your node first. The states that it has saved are in `neuroshard checkpoint list`. For stages that only other
+    nodes have, collect the states with `neuroshard checkpoint assemble` while they run, and add --states.
     """
     from neuroshard.errors import UsageError
 
-    wish = _wish(at, outer_step, config)
+    wish = _wish(at, outer_step, config, states)
     if not wish.has_chosen:
         raise UsageError("No state is named.", "Name one: --at TIME or --outer-step N.")
     question = (
@@ -226,15 +238,17 @@ def roll_run_back(
         typer.echo("Members follow when your node runs.")
 
 
-def _wish(at: float | None, outer_step: int | None, config: Path | None) -> BranchWish:
+def _wish(at: float | None, outer_step: int | None, config: Path | None, states: Path | None) -> BranchWish:
     from neuroshard.errors import UsageError
     from neuroshard.node.branching import BranchWish
     from neuroshard.runs.run_file import RunConfig, read_run_config
 
     if at is not None and outer_step is not None:
         raise UsageError("--at and --outer-step name two states.", "Give one of them.")
+    if states is not None and at is None and outer_step is None:
+        raise UsageError("--states needs the state to choose.", "Name it: --at TIME or --outer-step N.")
     changes: RunConfig = {} if config is None else read_run_config(config)
-    return BranchWish(at, outer_step, changes)
+    return BranchWish(at, outer_step, None if states is None else states.absolute(), changes)
 
 
 def _branched(

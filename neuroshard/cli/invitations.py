@@ -65,8 +65,8 @@ def invite_friend(
     from neuroshard.host.identity import wallet_of
     from neuroshard.identity.invitations import LINK, InvitationTerms, date_of, to_code
     from neuroshard.node.invited_tip import verified_tip
+    from neuroshard.runs.admission_keeper import organiser_to_name
     from neuroshard.runs.invitation_making import invited_places, qr_svg
-    from neuroshard.runs.organiser_client import organiser_to_name
     from neuroshard.runs.stored_passes import StoredPasses
     from neuroshard.runs.stored_runs import named_offer
 
@@ -278,7 +278,7 @@ def _peers(loaded: LoadedSettings, status: dict[str, Any] | None, offer: RunOffe
     An organiser knows the addresses, too.
     """
     from neuroshard.errors import UsageError
-    from neuroshard.runs.organiser_client import organiser_to_name
+    from neuroshard.runs.admission_keeper import organiser_to_name
 
     if loaded.settings.peer:
         return loaded.settings.peer
@@ -306,7 +306,8 @@ def _print_hints(made: Invitation, *, is_organised: bool) -> None:
     if is_organised and made.organiser is None:
         typer.echo(
             "The link names no organiser: start yours with --public-url, or name its https:// address: --organiser. "
-            "Without one, invited nodes take part by their pass, and the organiser does not count them."
+            "Without one, invited nodes take part by their pass, and the organiser does not count them. "
+            "For an organiser on the same computer, add --organiser http://127.0.0.1:PORT to the friend's command."
         )
     if not made.data:
         typer.echo(

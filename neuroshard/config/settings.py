@@ -125,7 +125,8 @@ def _program_names(value: tuple[str, ...]) -> tuple[str, ...]:
 def _run_id(value: str) -> str:
     text = value.strip().lower()
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise ValueError(f"it has {len(text)} characters" if len(text) != 64 else "it has other characters")
+        count = "1 character" if len(text) == 1 else f"{len(text)} characters"
+        raise ValueError(f"it has {count}" if len(text) != 64 else "it has other characters")
     return text
 
 

@@ -143,10 +143,10 @@ class ChainLedger(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     @classmethod
     def founded(cls, by: Founding) -> ChainLedger:
         """The ledger at the beginning of an epoch."""
-        start, is_open = by.start, by.start.committee.is_open
+        start, root = by.start, by.start.root or NO_ROOT
         seed = hash_parts("neuroshard/seed", by.statement, start.stage).hex()
-        strangers = StrangersLedger.founded(by) if is_open else None
-        return cls(start.committee, seed, start.root or NO_ROOT, strangers=strangers, versions=start.versions)
+        strangers = StrangersLedger.founded(by) if start.committee.is_open else None
+        return cls(start.committee, seed, root, 0, start.candidates, strangers=strangers, versions=start.versions)
 
     @property
     def newest_version(self) -> int:

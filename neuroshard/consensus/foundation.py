@@ -39,8 +39,10 @@ from msgspec import Meta, Struct
 from neuroshard.consensus.committee import (
     KEPT_VERSIONS,
     MAX_NAMING_BYTES,
+    MAX_SEATS,
     MAX_TRUSTED,
     AppliedVersion,
+    Candidate,
     Committee,
     Height,
 )
@@ -86,6 +88,8 @@ class StageStart(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     parent: HexDigest | None = None  # the value that led there; None at the beginning of a run
     # of the run's parameters, that apply there or later
     versions: Annotated[tuple[AppliedVersion, ...], Meta(max_length=KEPT_VERSIONS)] = ()
+    # of a branch: wallets that had a seat in the run before, with the work that a seat takes
+    candidates: Annotated[tuple[Candidate, ...], Meta(max_length=MAX_SEATS)] = ()
 
 
 class Foundation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -188,7 +192,7 @@ class SignedSuccession(Struct, frozen=True, array_like=True, forbid_unknown_fiel
             raise FoundationError("An heir continues a stage for which it was not named.")
         if founded.committee.is_open or [seat.wallet_id for seat in founded.committee.seats] != [named.wallet_id]:
             raise FoundationError("An heir was not named by the only seat of its stage.")
-        if len(start.committee.seats) > 1 or start.committee.is_open:
+        if len(start.committee.seats) > 1 or start.committee.is_open or start.candidates:
             raise FoundationError("An heir gives one node the seat of its stage.")
         if start.height < max(named.payload.height, founded.height) or start.root is None or start.parent is None:
             raise FoundationError("An heir continues a stage from before its naming, or without a state.")

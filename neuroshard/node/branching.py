@@ -1,5 +1,8 @@
 """Branches a run: another run continues from states on this computer. A person decides.
 
+The states are those that this node has saved, copies of other nodes' stages, and those that `checkpoint assemble` has
+collected from the nodes of the run.
+
     which states                           moments                    for
     the newest certified ones              stay                       a run whose owner, deputies and quorum are gone
     those of a time or of an outer step    zero, 20 warm-up steps     another attempt, with other settings if wanted
@@ -14,16 +17,18 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from neuroshard.config.run_parameters import BranchPoint, RunParameters
-from neuroshard.config.state_file import make_folder, write_atomically
+from neuroshard.config.state_file import make_folder, read_bounded, write_atomically
 from neuroshard.consensus.chain import Chain
-from neuroshard.consensus.committee import Committee, Seat
+from neuroshard.consensus.committee import ADMISSION_SECONDS, Candidate, Committee, Seat
 from neuroshard.consensus.foundation import StageStart
-from neuroshard.consensus.stage_chain import FileChainStore, proven_chain
+from neuroshard.consensus.stage_chain import FileChainStore, certified_states, proven_chain
+from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import ROUNDS_FOLDER
 from neuroshard.errors import CheckpointError, StorageError, UsageError
 from neuroshard.identity import SignedRunParameters
@@ -35,24 +40,24 @@ from neuroshard.node.stage_versions import applied_parameters
 from neuroshard.optim.outer import LineProgress
 from neuroshard.runs.creation import Owner, newest_offer, sign_version
 from neuroshard.runs.exchange import RunVersions
-from neuroshard.runs.foundations import StoredFoundations, no_foundations
+from neuroshard.runs.foundations import StoredFoundations, merged, no_foundations
 from neuroshard.runs.offer import OfferChoice, RunOffer, changed_fields
 from neuroshard.runs.run_file import RunConfig, apply_config
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.state.checkpoint_catalogue import SavedStage, moment, saved_stages
-from neuroshard.state.checkpoint_store import CheckpointStore, stage_folder
+from neuroshard.state.checkpoint_store import CheckpointStore, search_stage_folders, stage_folder
 from neuroshard.state.disk_space import StorageLimits, copy_folder, state_folders
-from neuroshard.state.kept_states import root_of_file
+from neuroshard.state.kept_states import CERTIFICATE_FILE, MAX_CERTIFICATE_BYTES, root_of_file
 from neuroshard.state.outer_state import line_from_json
-from neuroshard.state.tensor_file import read_layout, residual_path, sha256_of
+from neuroshard.state.tensor_file import TensorLayout, read_layout, residual_path, sha256_of, write_tensor_file
 from neuroshard.training.drive_store import POSITION_FILE, DriveStore
 from neuroshard.types import JsonValue, LayerRange, NodeId, RunId
 
 INCOMING = "incoming.part"
 PASS_SECONDS = 30 * 86_400.0  # in which a member of the run before can follow
 MOMENTS = "inner/"  # begins the names of the inner optimizer's tensors
-_ZEROS = 1 << 20  # bytes written at a time
+_PART_BYTES = 1 << 20  # written at a time
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class BranchWish:
 
     at: float | None = None  # seconds since the epoch: the newest state of each stage at or before it
     outer_step: int | None = None  # the state after this number of outer steps
+    states: Path | None = None  # folder with certified states that `checkpoint assemble` has collected
     changes: RunConfig = field(default_factory=dict[str, JsonValue])
 
     @property
@@ -82,6 +88,7 @@ class BranchedStage:
     root: str  # of its outer state
     is_tip: bool  # whether it is the newest state that the first run's chain certifies here
     is_copy: bool  # of a stage that another node trained
+    chain: Chain | None = None  # the newest one of the stage that this computer can verify; None without a foundation
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ class RunBrancher:
         for stage in stages:
             self._copy(stage, branched)
         self._copy_position(offer.run_id, branched.run_id)
-        self._found(branched, stages)
+        self._found(offer, branched, stages)
         return Branch(JoinedRuns(self.owner.data_dir).keep(branched), stages)
 
     def rollback(self, offer: RunOffer, wish: BranchWish) -> Branch:
@@ -190,9 +197,8 @@ class RunBrancher:
 
     def _parameters(self, offer: RunOffer, first: BranchedStage, outer_step: int) -> RunParameters:
         """The parameters that apply at an outer step, by the values of the first stage that are on this computer."""
-        folder = self._folders(offer.run_id, first.saved.layers)[first.is_copy]
-        chain = self._chain(offer, 0, folder)
-        return applied_parameters(offer.initial, () if chain is None else chain.ledger.versions, outer_step)
+        versions = () if first.chain is None else first.chain.ledger.versions
+        return applied_parameters(offer.initial, versions, outer_step)
 
     def _folders(self, run_id: RunId, layers: LayerRange) -> tuple[Path, Path]:
         """The folders of this node's own states of a stage, and of its copy of another node's."""
@@ -208,12 +214,18 @@ class RunBrancher:
         Raises UsageError, StorageError.
         """
         layers = plan_of(offer.parameters)[index]
-        folders = self._folders(offer.run_id, layers)
-        chain = self._chain(offer, index, folders[0])
+        own, copied = self._folders(offer.run_id, layers)
+        collected = _collected(wish.states, offer.run_id, layers)
+        chain = self._chain(offer, index, (own, copied, *collected), wish.states)
+        states = [*_saved(own, chain, is_copy=False), *_saved(copied, chain, is_copy=True)]
         if wish.has_chosen:
-            return _chosen(list(self._saved(folders, chain)), layers, wish)
+            is_held = any(not stage.is_copy for stage in states)
+            certified = {} if chain is None else certified_states(chain, _certificates(collected))
+            found = (stage for folder in collected for stage in _saved(folder, chain, is_copy=not is_held))
+            states += [each for each in found if (each.saved.generation.outer_step, each.root) in certified]
+            return _chosen(states, offer.run_id, layers, wish)
         newest: BranchedStage | None = None
-        for stage in self._saved(folders, chain):
+        for stage in states:
             if stage.is_tip:
                 return stage
             newest = newest or stage
@@ -224,24 +236,20 @@ class RunBrancher:
             )
         return newest
 
-    def _saved(self, folders: tuple[Path, Path], chain: Chain | None) -> Iterator[BranchedStage]:
-        for folder in folders:
-            for saved in saved_stages([folder]):
-                if saved.generation.step > 0 and saved.has_tensors:
-                    root = _root_of(saved)
-                    is_tip = chain is not None and chain.standing.is_state(root, saved.generation.outer_step)
-                    yield BranchedStage(saved, root, is_tip, folder == folders[1])
-
-    def _chain(self, offer: RunOffer, index: int, folder: Path) -> Chain | None:
-        """The part of the stage's chain that this computer can verify; None without a foundation."""
+    def _chain(self, offer: RunOffer, index: int, folders: Sequence[Path], states: Path | None) -> Chain | None:
+        """The newest chain of a stage that a folder proves; None without a foundation. Raises DataError."""
         foundations = StoredFoundations(self.owner.data_dir).read(offer)
+        if states is not None:
+            foundations = merged(foundations, StoredFoundations(states).read(offer))
         founding = RunVersions(offer, foundations).founding_of(index)
-        return None if founding is None else proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding)
+        if founding is None:
+            return None
+        chains = [proven_chain(FileChainStore(folder / ROUNDS_FOLDER), founding) for folder in folders]
+        return max(chains, key=lambda chain: chain.standing.height)
 
     def _copy(self, stage: BranchedStage, new: RunOffer) -> None:
         """Copy a state into the folder of the new run, unless an earlier call did. Raises StorageError."""
         saved, data_dir, branch = stage.saved, self.owner.data_dir, new.parameters.branch
-        is_fresh = branch is not None and bool(branch.roots)
         folder = self._folders(new.run_id, saved.layers)[stage.is_copy]
         limit = self.limit_mb * 1_000_000
         store = CheckpointStore(
@@ -249,16 +257,21 @@ class RunBrancher:
         )
         if any(each.step == saved.generation.step for each in store.generations()):
             return
-        store.ensure_room(saved.generation.bytes)
+        is_fresh = branch is not None and bool(branch.roots)
         incoming, digest = folder / INCOMING, saved.manifest.tensors.sha256
+        meta = replace(
+            saved.manifest.meta, run_id=new.run_id, wallet_id=self.owner.wallet.wallet_id, node_id=self.node_id
+        )
         try:
-            shutil.copyfile(saved.tensor_file, incoming)
-            if sha256_of(incoming) != digest:
+            layout = fresh_layout(saved, new.parameters) if is_fresh else None
+            store.ensure_room(saved.generation.bytes if layout is None else layout.file_bytes)
+            if layout is None:
+                shutil.copyfile(saved.tensor_file, incoming)
+            if sha256_of(incoming if layout is None else saved.tensor_file) != digest:
                 raise CheckpointError(f"{saved.tensor_file} is damaged.", "Start your node: it uses the state before.")
-            if is_fresh:
-                clear_moments(incoming)
-                digest = sha256_of(incoming)
-            made = store.adopt(replace(saved.manifest.meta, run_id=new.run_id), incoming, digest)
+            if layout is not None:
+                digest = write_fresh(saved, layout, incoming)
+            made = store.adopt(meta, incoming, digest)
             residual = residual_path(saved.tensor_file)
             if residual.exists() and not is_fresh:
                 adopted = store.read_manifest(Path(made.path)).tensors.file
@@ -281,19 +294,45 @@ class RunBrancher:
         except OSError as error:
             raise StorageError(f"{target} cannot be written: {error.strerror or error}.") from error
 
-    def _found(self, branched: RunOffer, stages: tuple[BranchedStage, ...]) -> None:
-        """Sign where the chains of the new run begin, with this node as the only voter. Raises StorageError."""
+    def _found(self, offer: RunOffer, branched: RunOffer, stages: tuple[BranchedStage, ...]) -> None:
+        """Sign where the chains of the new run begin, with this node as the only voter. Raises StorageError.
+
+        If the run keeps its owner, its deputies and named wallets stay, and its voters need no new probation.
+        """
         stored = StoredFoundations(self.owner.data_dir)
         if stored.read(branched).known:
             return
+        keeps_owner = offer.owner == self.owner.wallet.wallet_id
+        before = stored.read(offer) if keeps_owner else no_foundations(offer)
         seat = Seat(self.owner.wallet.wallet_id, self.node_id, 0)
         committee = Committee.founded([seat], is_open=branched.parameters.admission != "friends")
         starts = [
-            StageStart(index, committee, 0, stage.saved.manifest.meta.outer_step, stage.root)
+            StageStart(
+                *(index, committee, 0, stage.saved.manifest.meta.outer_step, stage.root),
+                candidates=self._former_voters(offer, stage) if keeps_owner else (),
+            )
             for index, stage in enumerate(stages)
         ]
         first = no_foundations(branched)
-        stored.write(branched, first.with_statements([first.next(self.owner.wallet, starts)]))
+        statement = first.next(self.owner.wallet, starts, before.deputies, before.trusted)
+        stored.write(branched, first.with_statements([statement]))
+
+    def _former_voters(self, offer: RunOffer, stage: BranchedStage) -> tuple[Candidate, ...]:
+        """The wallets that had a seat at the state of a stage, as candidates that have worked for long enough.
+
+        A wallet that the owner has removed since, or that has voted twice, is not among them.
+        """
+        chain = stage.chain
+        if chain is None:
+            return ()
+        members, strangers = StoredPasses(self.owner.data_dir, offer).register(), chain.ledger.strangers
+        return tuple(
+            Candidate(seat.wallet_id, seat.node_id, ADMISSION_SECONDS)
+            for seat in seats_at(chain, stage.saved.manifest.meta.outer_step)
+            if seat.wallet_id != offer.owner
+            and not members.is_removed(seat.wallet_id)
+            and (strangers is None or seat.wallet_id not in strangers.expelled)
+        )
 
 
 def _root_of(saved: SavedStage) -> str:
@@ -304,16 +343,52 @@ def _root_of(saved: SavedStage) -> str:
         raise StorageError(f"{saved.tensor_file} cannot be read: {error.strerror or error}.") from error
 
 
+def seats_at(chain: Chain, outer_step: int) -> tuple[Seat, ...]:
+    """The seats after the last value of an outer step; none if the chain begins later."""
+    if outer_step < chain.start.outer_step:
+        return ()
+    committees = [each.value.next_committee for each in chain.changes if each.value.outer_step <= outer_step]
+    last = committees[-1] if committees else None
+    return (last or chain.start.committee).seats
+
+
 def _line_of(saved: SavedStage) -> LineProgress:
     return line_from_json(saved.manifest.meta.extra.get("outer"))
 
 
-def _chosen(states: Sequence[BranchedStage], layers: LayerRange, wish: BranchWish) -> BranchedStage:
-    """The wanted one of a stage's saved states. Raises UsageError that names those there are."""
+def _saved(folder: Path, chain: Chain | None, *, is_copy: bool) -> Iterator[BranchedStage]:
+    """The whole states in the folder of a stage, the newest first. Raises StorageError."""
+    for saved in saved_stages([folder]):
+        if saved.generation.step > 0 and saved.has_tensors:
+            root = _root_of(saved)
+            is_tip = chain is not None and chain.standing.is_state(root, saved.generation.outer_step)
+            yield BranchedStage(saved, root, is_tip, is_copy, chain)
+
+
+def _collected(states: Path | None, run_id: RunId, layers: LayerRange) -> list[Path]:
+    """The folders of a stage that `checkpoint assemble` has filled. Raises UsageError for a folder without the run."""
+    if states is None:
+        return []
+    found = [folder for folder in search_stage_folders(states) if folder.parent.name == run_id]
+    if not found:
+        action = "Name the folder that `checkpoint assemble --out` has filled."
+        raise UsageError(f"{states} has no states of run {run_id[:16]}.", action)
+    return [folder for folder in found if any(stage.layers == layers for stage in saved_stages([folder]))]
+
+
+def _certificates(folders: Iterable[Path]) -> list[bytes]:
+    """The certificates next to collected states. Raises StorageError."""
+    found = (read_bounded(folder / CERTIFICATE_FILE, MAX_CERTIFICATE_BYTES) for folder in folders)
+    return [data for data in found if data is not None]
+
+
+def _chosen(states: Sequence[BranchedStage], run_id: RunId, layers: LayerRange, wish: BranchWish) -> BranchedStage:
+    """The wanted one of a stage's states. Raises UsageError that names those there are, and how to get others."""
     by_time = sorted(states, key=lambda each: each.saved.generation.time)
     where = f"of layers {layers_text(layers)} on this computer"
+    collect = _how_to_collect(run_id, wish)
     if not by_time:
-        raise UsageError(f"There is no saved state {where}.", "Use a computer that has all layers of the run.")
+        raise UsageError(f"There is no saved state {where}.", collect)
     if wish.outer_step is not None:
         # of several the first one: the later ones have more steps that nobody has certified
         found = next((each for each in by_time if each.saved.generation.outer_step == wish.outer_step), None)
@@ -321,26 +396,61 @@ def _chosen(states: Sequence[BranchedStage], layers: LayerRange, wish: BranchWis
             steps = sorted({each.saved.generation.outer_step for each in by_time})
             raise UsageError(
                 f"No saved state {where} is that after outer step {wish.outer_step:,}.",
-                f"Name one of these outer steps: {', '.join(f'{step:,}' for step in steps)}.",
+                f"Name one of these outer steps: {', '.join(f'{step:,}' for step in steps)}. {collect}",
             )
         return found
     before = [each for each in by_time if wish.at is not None and each.saved.generation.time <= wish.at]
     if not before:
         raise UsageError(
             f"The first saved state {where} is of {moment(by_time[0].saved.generation.time)}.",
-            "Name that time or a later one. `neuroshard checkpoint list` shows all of them.",
+            f"Name that time or a later one. `neuroshard checkpoint list` shows all of them. {collect}",
         )
     return before[-1]
 
 
-def clear_moments(tensors: Path) -> None:
-    """Set the moments of the inner optimizer in a checkpoint's tensor file to zero. Raises CheckpointError, OSError."""
-    with tensors.open("r+b") as file:
-        layout, header = read_layout(file, tensors.stat().st_size)
-        for name, spec in layout.specs.items():
-            if name.startswith(MOMENTS):
-                file.seek(len(header) + spec.start)
-                for start in range(spec.start, spec.stop, _ZEROS):
-                    file.write(bytes(min(_ZEROS, spec.stop - start)))
+def _how_to_collect(run_id: RunId, wish: BranchWish) -> str:
+    """The command that gets the wanted states from the nodes of the run, as a sentence."""
+    if wish.states is not None:
+        return "The folder of --states has no other certified state of them."
+    which = f"--outer-step {wish.outer_step}" if wish.at is None else f"--at {moment(wish.at)}"
+    return (
+        f"Nodes of the run may have it: `neuroshard checkpoint assemble --run {run_id} {which} --out FOLDER` collects "
+        "the states while they run; then add `--states FOLDER`."
+    )
+
+
+def fresh_layout(saved: SavedStage, parameters: RunParameters) -> TensorLayout:
+    """The layout of a state for a branch. A collected state has no moments: they are added. Raises CheckpointError."""
+    meta = saved.manifest.meta
+    with saved.tensor_file.open("rb") as source:
+        held, _ = read_layout(source, saved.manifest.tensors.bytes)
+    if any(name.startswith(MOMENTS) for name in held.specs):
+        return held
+    return snapshot_layout(meta.architecture, meta.layers, parameters.outer, parameters.inner)
+
+
+def write_fresh(saved: SavedStage, layout: TensorLayout, target: Path) -> str:
+    """Write the tensors of a state with the moments of the inner optimizer at zero; return the file's digest.
+
+    Raises CheckpointError, OSError.
+    """
+    with saved.tensor_file.open("rb") as source, target.open("wb") as file:
+        held, header = read_layout(source, saved.manifest.tensors.bytes)
+        digest = write_tensor_file(file, layout, _fresh_bytes(source, held, len(header), layout))
         file.flush()
         os.fsync(file.fileno())
+    return digest
+
+
+def _fresh_bytes(source: IO[bytes], held: TensorLayout, start: int, layout: TensorLayout) -> Iterator[memoryview]:
+    """The bytes of a layout: zeros for moments, and those of the source for all others."""
+    for name, spec in layout.specs.items():
+        known = held.specs.get(name)
+        is_moment, size = name.startswith(MOMENTS), spec.stop - spec.start
+        if not is_moment and (known is None or known.stop - known.start != size):
+            raise CheckpointError(f"A collected state has another {name} than this run.", "Collect it again.")
+        if known is not None:
+            source.seek(start + known.start)
+        for done in range(0, size, _PART_BYTES):
+            part = min(_PART_BYTES, size - done)
+            yield memoryview(bytes(part) if is_moment else source.read(part))

@@ -15,6 +15,7 @@ from neuroshard.node.data_sharing import DataView
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.node.pipeline_status import pipeline_status
 from neuroshard.node.stage_training import RunningNode
+from neuroshard.node.stage_versions import first_step_of
 from neuroshard.status.board import Publisher
 from neuroshard.status.computer import AccelerationStatus, ResourceStatus
 from neuroshard.status.snapshot import DilocoStatus, NodeState, StageStatus
@@ -115,7 +116,7 @@ class Observer:
             memory=memory,
             training=seen.training,
             verification=seen.verification,
-            diloco=among_replicas(seen.diloco, self._replicas(), holds_all=self._holds_all),
+            diloco=self._with_version(among_replicas(seen.diloco, self._replicas(), holds_all=self._holds_all)),
             data=self._data_view.completed(seen.data),
             checkpoints=seen.checkpoints,
             stages=seen.stages,
@@ -132,6 +133,12 @@ class Observer:
         self._node.rotations.record(self._node.feed.rotations)
         if seen.training.step_seconds > 0:
             self._node.startup.complete()
+
+    def _with_version(self, diloco: DilocoStatus) -> DilocoStatus:
+        swarm = self._node.ground.swarm
+        version = swarm.versions.offer.parameters.version
+        chains = [group.chain.versions for group in swarm.rounds.groups.values()]
+        return replace(diloco, version=version, version_from=first_step_of(version, chains))
 
     def _present_acceleration(self, stages: Sequence[StageStatus]) -> AccelerationStatus | None:
         device, compilation = self._acceleration, self._node.compilation

@@ -54,12 +54,12 @@ from neuroshard.network.mdns import MAX_COMPUTERS, MAX_NAME_CHARACTERS, RunNotic
 from neuroshard.network.nat.external_addresses import ExternalAddresses
 from neuroshard.network.nat.port_mapping import PortMapping
 from neuroshard.network.transport import MAX_RECORD_ADDRESSES, node_of_address
+from neuroshard.runs.admission_keeper import AdmissionKeeper, keeper_of
 from neuroshard.runs.exchange import OfferStore, RunExchange, RunVersions
 from neuroshard.runs.finding import RunFinder
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.knocking import KnockDoor
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import AdmissionKeeper, keeper_of
 from neuroshard.runs.stored_passes import OwnPass, StoredPasses
 from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.status.board import Publisher

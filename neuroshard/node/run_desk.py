@@ -32,12 +32,12 @@ from neuroshard.node.invited_tip import verified_tip
 from neuroshard.node.peer_network import PAPERS_SECONDS, PeerNetwork, addresses_of
 from neuroshard.node.process import StopRequest
 from neuroshard.node.successors import SuccessorFollower
+from neuroshard.runs.admission_keeper import organiser_to_name
 from neuroshard.runs.chosen_run import ChosenRun, RunChoice
 from neuroshard.runs.foundations import StoredFoundations
 from neuroshard.runs.invitation_making import invited_places, qr_rows
 from neuroshard.runs.invited_settings import read_invitation_text
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import organiser_to_name
 from neuroshard.runs.stored_passes import KnownInvitation, StoredPasses
 from neuroshard.status.board import (
     AnswerKnock,

@@ -224,11 +224,13 @@ class RunObserver:
         trouble = "" if chain.fork is None else f"{chain.fork.message} {chain.fork.action}"
         if known is None:
             trouble = "The foundation of the run is not known to the monitor yet."
+        version = chain.versions[-1] if chain.versions else None
         return StageSight(
             sum(report.state in AT_WORK for report in holders),
             sum(report.state is NodeState.STARTING for report in holders),
             0 if known is None else known.standing.height,
             trouble,
+            *((1, 0) if version is None else (version.number, version.start)),
         )
 
     async def _follow(self, stage: int, chain: StageChain) -> None:

@@ -55,7 +55,7 @@ from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.state.checkpoint_catalogue import saved_stages
 from neuroshard.state.checkpoint_store import CheckpointStore, search_stage_folders, stage_folder
 from neuroshard.state.download import PartialFile, StageFile
-from neuroshard.state.kept_states import StatesRequest, query_states, root_of_file
+from neuroshard.state.kept_states import CERTIFICATE_FILE, StatesRequest, query_states, root_of_file
 from neuroshard.state.outer_state import line_from_json
 from neuroshard.state.receiver import ReceivedState, StateReceiver
 from neuroshard.state.tensor_file import sha256_of
@@ -69,7 +69,7 @@ from neuroshard.types import HexDigest, LayerRange, NamedRun, NodeId, RunId, Uni
 _LOG = logging.getLogger(__name__)
 
 RECORD_FILE = "assembly.json"
-PARTIAL_FILE, CERTIFICATE_FILE = "incoming.part", "certificate.msgpack"
+PARTIAL_FILE = "incoming.part"
 LOOK_SECONDS = 2.0
 REPORT_SECONDS = 1.0
 MOST_DONORS = 4

@@ -7,7 +7,7 @@ stage follow the same chain, so they change at the same outer step, whenever the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from neuroshard.config.run_parameters import RunParameters
 from neuroshard.consensus.committee import AppliedVersion
@@ -53,6 +53,17 @@ class StageVersions:
             _LOG.info(
                 "Outer step %d: version %d of the run applies now; it changes %s.", outer_step, holding.version, what
             )
+
+
+def first_step_of(number: int, chains: Sequence[Sequence[AppliedVersion]]) -> int | None:
+    """The outer step from which all stages apply a version of the run, by the certified versions of their chains.
+
+    None: the chain of a stage does not have it yet.
+    """
+    if number == 1:
+        return 0
+    starts = [each.start for versions in chains for each in versions if each.number == number]
+    return max(starts) if starts and len(starts) == len(chains) else None
 
 
 def applied_parameters(

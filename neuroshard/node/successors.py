@@ -26,6 +26,7 @@ LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 20.0  # for a peer with the parameters of the successor
 AGAIN_SECONDS = 30.0  # after the successor was not found, or did not admit this node
 ENTRY_SECONDS = 30.0  # for the entry into the chain: then the owner's signature is enough, because a run may be stuck
+ROUND_SECONDS = 90.0  # for both: a round whose voting nodes are gone does not end
 
 
 class SuccessorFollower:
@@ -86,9 +87,11 @@ class SuccessorFollower:
             await anyio.sleep(AGAIN_SECONDS)
 
     async def _until_round_ends(self, version: int, since: float) -> None:
-        """Wait until the chain has the version with the successor, for a limited time, and until no round runs."""
+        """Wait until the chain has the version with the successor and no round runs, both for a limited time."""
         while True:
             joined, waited = self._network.joined, anyio.current_time() - since
-            if joined is None or (not joined.in_round and (joined.has_certified(version) or waited > ENTRY_SECONDS)):
+            if joined is None or waited > ROUND_SECONDS:
+                return
+            if not joined.in_round and (joined.has_certified(version) or waited > ENTRY_SECONDS):
                 return
             await sleep_to_tick(LOOK_SECONDS)

@@ -26,10 +26,10 @@ from starlette.responses import Response
 from neuroshard import __version__
 from neuroshard.decoders import read_json
 from neuroshard.identity.admissions import MAX_JOIN_BYTES
-from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
+from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan, WaitingState
 from neuroshard.organiser.monitor import RunMonitor
 from neuroshard.organiser.port_check import PortChecks
-from neuroshard.organiser.public import PUBLIC_SECONDS, SECURITY_HEADERS, PublicFacts, public_routes
+from neuroshard.organiser.public import SECURITY_HEADERS, NewestRun, PublicFacts, public_routes
 from neuroshard.organiser.rates import JoinRate
 from neuroshard.organiser.refusals import PROBLEM_TYPE, OrganiserError, problem_document
 from neuroshard.organiser.seeds import SeedBook
@@ -83,6 +83,7 @@ class OrganiserContext:
     joins: JoinRate = field(default_factory=JoinRate)
     seeds: SeedBook = field(default_factory=SeedBook)
     checks: PortChecks | None = None  # None: no node is checked from outside
+    newest: NewestRun | None = None  # None: the run of the plan has no later version
     trusts_proxy: bool = False  # the proxy in front writes the sender's address into X-Forwarded-For by itself
     offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # None: in a worker thread
     _writer: CapacityLimiter | None = field(default=None, init=False)
@@ -115,6 +116,20 @@ class OrganiserContext:
         seeds = self.seeds.seeds_for(answer.node, sender, now, seen)
         return answer.model_copy(update={"seeds": seeds, "reachable": self.seeds.reachable(answer.node)})
 
+    def completed_waiting(self, answer: Queued, sender: str | None) -> Queued:
+        """An answer to a waiting node whose turn is soon, with addresses of members and the state of its stage."""
+        if answer.is_waitlisted:
+            return answer
+        names = [stage.name for stage in self.plan.stages if stage.layers is not None]
+        seen: tuple[str, ...] = ()
+        state: WaitingState | None = None
+        if self.monitor is not None:
+            seen = self.monitor.addresses
+            newest = self.monitor.newest(names.index(answer.stage)) if answer.stage in names else None
+            state = None if newest is None else WaitingState(outer_step=newest.outer_step, certified_at=newest.at)
+        seeds = self.seeds.seeds_for(answer.node, sender, self.monotonic(), seen)
+        return answer.model_copy(update={"seeds": seeds, "state": state})
+
 
 def create_organiser_app(context: OrganiserContext) -> FastAPI:
     """Make the application of one run's organiser."""
@@ -138,10 +153,11 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
     desk = context.desk
 
     def placed(answer: Admitted | Queued, request: Request) -> Response:
+        sender = context.sender_of(request)
         if isinstance(answer, Admitted):
-            answer, status = context.completed(answer, context.sender_of(request)), 200
+            answer, status = context.completed(answer, sender), 200
         else:
-            status = 202
+            answer, status = context.completed_waiting(answer, sender), 202
         return Response(answer.model_dump_json(), status, _headers("no-store"), "application/json")
 
     @app.put("/api/join", openapi_extra=_CLAIM, response_model=Admitted, responses={202: {"model": Queued}})
@@ -182,15 +198,10 @@ def _add_places(app: FastAPI, context: OrganiserContext) -> None:
 
 
 def _add_public(app: FastAPI, context: OrganiserContext) -> None:
-    facts = PublicFacts(context.plan, context.desk, context.monitor, context.now, context.warning)
+    facts = PublicFacts(
+        context.plan, context.desk, context.monitor, context.now, context.warning, newest=context.newest
+    )
     app.include_router(public_routes(context.ask, facts))
-
-    @app.get("/api/parameters")
-    async def parameters() -> Response:
-        """The signed parameters of the run, all versions, as its nodes send them."""
-        return Response(
-            context.plan.offer.to_json(), media_type="application/json", headers=_headers(f"max-age={PUBLIC_SECONDS}")
-        )
 
     @app.get("/health")
     async def health() -> dict[str, str]:

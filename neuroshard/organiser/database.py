@@ -49,6 +49,15 @@ CREATE INDEX IF NOT EXISTS queue_request ON queue (request);
 CREATE INDEX IF NOT EXISTS places_request ON places (request);
 CREATE INDEX IF NOT EXISTS names_name ON names (name);
 """
+_DROP_OLD_NAMES = """
+DELETE FROM names WHERE rowid IN (
+    SELECT rowid FROM names WHERE wallet NOT IN (SELECT wallet FROM places) ORDER BY rowid
+    LIMIT max(0, (SELECT count(*) FROM names) - ?))
+"""
+_ADDRESSES_OF_PLACES = """
+SELECT node, addresses FROM addresses JOIN places USING (node) WHERE node NOT IN (SELECT node FROM departed)
+"""
+_HAS_LIST = "SELECT EXISTS (SELECT 1 FROM allowed) OR EXISTS (SELECT 1 FROM facts WHERE name = 'has list')"
 
 
 @dataclass(frozen=True)
@@ -177,9 +186,7 @@ class Database:
         self._run("DELETE FROM names WHERE wallet = ?", wallet)
         if name:
             self._run("INSERT INTO names VALUES (?, ?)", wallet, name)
-            old = "SELECT rowid FROM names WHERE wallet NOT IN (SELECT wallet FROM places) ORDER BY rowid"
-            beyond = "max(0, (SELECT count(*) FROM names) - ?)"
-            self._run(f"DELETE FROM names WHERE rowid IN ({old} LIMIT {beyond})", MOST_NAMES)  # noqa: S608
+            self._run(_DROP_OLD_NAMES, MOST_NAMES)
 
     def keep_addresses(self, node: NodeId, addresses: Sequence[str]) -> None:
         """Store the addresses that a node announces; they are dropped with its place."""
@@ -187,8 +194,7 @@ class Database:
 
     def addresses(self) -> dict[NodeId, tuple[str, ...]]:
         """The addresses that nodes with a place announced when they joined."""
-        there = "JOIN places USING (node) WHERE node NOT IN (SELECT node FROM departed)"
-        rows = self._rows(f"SELECT node, addresses FROM addresses {there}")  # noqa: S608
+        rows = self._rows(_ADDRESSES_OF_PLACES)
         return {NodeId(row[0]): tuple(json.loads(row[1])) for row in rows}
 
     def place_of(self, node: NodeId) -> HeldPlace | None:
@@ -287,8 +293,7 @@ class Database:
 
     def has_list(self) -> bool:
         """Whether there is an allow-list, which may be empty."""
-        is_list = "EXISTS (SELECT 1 FROM allowed) OR EXISTS (SELECT 1 FROM facts WHERE name = 'has list')"
-        return bool(self._rows(f"SELECT {is_list}")[0][0])
+        return bool(self._rows(_HAS_LIST)[0][0])
 
     def admits(self, wallet: WalletId) -> bool:
         """Whether a wallet is on the allow-list, or there is none."""

@@ -97,6 +97,13 @@ class Admitted(_Answered):
     revocations: tuple[str, ...] = Field(default=(), description="newest revocations, each in base64")
 
 
+class WaitingState(BaseModel):
+    """The newest certified state of a stage."""
+
+    outer_step: int
+    certified_at: Annotated[int, Field(description="seconds since the epoch")]
+
+
 class Queued(_Answered):
     """The answer to a node that waits for a place."""
 
@@ -108,6 +115,12 @@ class Queued(_Answered):
     next_poll_seconds: int = POLL_SECONDS
     is_waitlisted: bool
     stage: Annotated[str | None, Field(description="where the node would count; null while waitlisted")]
+    state: Annotated[
+        WaitingState | None, Field(description="of that stage, to download when admitted; null: waitlisted, not known")
+    ] = None
+    seeds: Annotated[
+        tuple[str, ...], Field(description="addresses of members, which send data and state; none while waitlisted")
+    ] = ()
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,11 @@ class RunMonitor:
         """Outer steps that every stage has certified."""
         return min(values[-1].outer_step if values else 0 for values in self._recent)
 
+    def newest(self, stage: int) -> StoredValue | None:
+        """The newest certified value of a stage."""
+        with self._lock:
+            return self._recent[stage][-1] if self._recent[stage] else None
+
     def _rate(self, stage: int, now: float) -> float | None:
         """Tokens per second that passed a stage, by its newest aggregates; None if these are old."""
         newest = [value for value in self._recent[stage] if value.kind == "aggregate" and value.seconds][-RATE_VALUES:]

@@ -56,6 +56,8 @@ class StageSight(Struct, frozen=True, forbid_unknown_fields=True):
     preparing: _Count = 0  # nodes that fetch its state
     height: _Count = 0
     trouble: str = ""
+    version: _Count = 1  # newest version of the run's parameters in the chain
+    version_from: _Count = 0  # outer step from which it applies
 
 
 class ReadyNode(Struct, frozen=True, forbid_unknown_fields=True):

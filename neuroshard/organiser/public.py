@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -19,6 +20,8 @@ from starlette.responses import Response
 
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
 from neuroshard.organiser.monitor import RunMonitor
+from neuroshard.runs.offer import RunOffer, better_of
+from neuroshard.runs.stored_runs import JoinedRuns
 
 PUBLIC_SECONDS = 5  # for which an answer is kept, here and by others
 SECURITY_HEADERS: Final = {
@@ -56,14 +59,44 @@ _GAUGES: Final = {
 }
 
 
+class NewestRun:
+    """The newest version of a run, whose owner may sign one while the organiser runs.
+
+    Versions come from the owner's commands on this data folder, and from members that the observer has met.
+
+    Both are in files whose signatures are checked at each look. One thread looks at a time.
+    """
+
+    def __init__(self, offer: RunOffer, folders: Sequence[Path] = ()) -> None:
+        """`folders` are the data folders of the owner and of the observer."""
+        self._offer = offer
+        self._stores = [JoinedRuns(folder) for folder in folders]
+
+    def look(self) -> RunOffer:
+        """The run with all versions that are stored now. Blocks."""
+        for store in self._stores:
+            found = store.load(self._offer.run_id)
+            if found is not None:
+                self._offer = better_of(self._offer, found).offer
+        return self._offer
+
+
 class PublicFacts:
     """The bodies of the public routes. Methods raise sqlite3.Error. One thread calls them at a time."""
 
     def __init__(
-        self, plan: RunPlan, desk: AdmissionDesk, monitor: RunMonitor | None, now: Callable[[], float], warning: str
+        self,
+        plan: RunPlan,
+        desk: AdmissionDesk,
+        monitor: RunMonitor | None,
+        now: Callable[[], float],
+        warning: str,
+        *,
+        newest: NewestRun | None = None,
     ) -> None:
-        """`warning` is about the database at the start."""
+        """`warning` is about the database at the start. Without `newest` the run of the plan has no later version."""
         self._plan = plan
+        self._newest = newest or NewestRun(plan.offer)
         self._desk = desk
         self._monitor = monitor
         self._now = now
@@ -72,11 +105,12 @@ class PublicFacts:
 
     def run(self) -> dict[str, Any]:
         """The run: its places, what certificates prove, and what nodes report."""
-        offer, monitor, desk = self._plan.offer, self._monitor, self._desk
+        offer, monitor, desk = self._newest.look(), self._monitor, self._desk
         trouble = (self._warning, desk.trouble, "" if monitor is None else monitor.trouble)
         return {
             "name": offer.parameters.name,
             "run_id": offer.run_id,
+            "version": offer.parameters.version,
             "stages": self._stages(),
             "queue": desk.waiting(),
             "has_list": desk.has_list(),
@@ -104,9 +138,15 @@ class PublicFacts:
                     "replicas": None if sight is None else sight.replicas,
                     "preparing": None if sight is None else sight.preparing,
                     "tokens_per_second": rate,
+                    "version": None if sight is None else sight.version,
+                    "version_from": None if sight is None else sight.version_from,
                 }
             )
         return stages
+
+    def parameters(self) -> bytes:
+        """The signed parameters of the run, all versions, as its nodes send them."""
+        return self._newest.look().to_json()
 
     def leaderboard(self) -> dict[str, Any]:
         """Certified work by wallet."""
@@ -122,7 +162,8 @@ class PublicFacts:
         """A body of at most PUBLIC_SECONDS of age: as it is, and compressed."""
         known, now = self._kept.get(name), self._now()
         if known is None or not 0 <= now - known[0] < PUBLIC_SECONDS:
-            body = self.metrics() if name == "metrics" else _json(getattr(self, name)())
+            found = getattr(self, name)()
+            body = found if isinstance(found, bytes) else _json(found)
             known = self._kept[name] = (now, body, gzip.compress(body, 6, mtime=0))
         return known[1:]
 
@@ -173,6 +214,11 @@ def public_routes(ask: Callable[..., Any], facts: PublicFacts) -> APIRouter:
     async def leaderboard(request: Request) -> Response:
         """The wallets with the most certified work; names are those that their owners want to show."""
         return await respond(request, "leaderboard", "application/json")
+
+    @router.get("/api/parameters")
+    async def parameters(request: Request) -> Response:
+        """The signed parameters of the run, all versions, as its nodes send them."""
+        return await respond(request, "parameters", "application/json")
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:

@@ -40,6 +40,7 @@ from neuroshard.organiser.monitor import RunMonitor
 from neuroshard.organiser.observer_process import OBSERVER, ObserverProcess
 from neuroshard.organiser.places import TRAINER, StagePlaces, stage_name
 from neuroshard.organiser.port_check import PortChecks
+from neuroshard.organiser.public import NewestRun
 from neuroshard.organiser.seeds import SeedBook
 from neuroshard.runs.authority_key import (
     OrganiserAddress,
@@ -234,6 +235,7 @@ def run_organiser(offer: RunOffer, options: OrganiserOptions, announce: Callable
             monitor,
             seeds=seeds,
             checks=PortChecks(time.monotonic, is_local=options.is_local),
+            newest=NewestRun(offer, (options.data_dir, folder / OBSERVER)),
             trusts_proxy=options.trusts_proxy,
         )
         app = create_organiser_app(context)

@@ -20,18 +20,20 @@ from neuroshard.identity.invitations import MAX_LABEL_CHARACTERS, Invitation, In
 from neuroshard.identity.wallet import key_words
 from neuroshard.membership.connectivity import Networking
 from neuroshard.network.tasks import accompanied
+from neuroshard.runs.admission_keeper import check_entry, keeper_of
 from neuroshard.runs.chosen_run import RunChoice
 from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.knocking import Knock, knock_at_all
 from neuroshard.runs.offer import RunOffer, last_successor
-from neuroshard.runs.organiser_client import check_entry, fetch_offer, keeper_of, organiser_url
+from neuroshard.runs.organiser_client import fetch_offer, organiser_url
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
 NEARBY_SECONDS = 3.0  # how long a start without a run listens for others on the local network
 ADMISSION_SECONDS = 5.0  # between two looks for a pass while a run does not admit this wallet
 PASS_SECONDS = 20.0  # how long peers are asked for a pass that another node of this wallet has shown
+KEEP_UP_SECONDS = 60.0  # between two such questions of a node in the queue of an organiser
 DEFAULT_RUN_SECONDS = 20.0  # how long the seeds of a default run are asked for its parameters
 HOW_TO_JOIN = "To join one, start with --invite LINK. Its owner makes the link with `neuroshard run invite`."
 HOW_TO_BEGIN = (
@@ -154,10 +156,11 @@ class RunFinder:
             offer = last_successor(offer, self._exchange.store.find)
         origin, run_id = (origin, run_id) if offer.run_id == run_id else (RunOrigin.SUCCESSOR, offer.run_id)
         await self._admitted(offer, report, may_wait=self._may_wait or origin is RunOrigin.NEARBY)
+        first = offer
         keeper = keeper_of(
             self._settings,
             self._identity,
-            lambda: offer,
+            lambda: self._exchange.store.find(first.run_id) or first,
             self._exchange.now,
             self.invitation,
             networking=self._networking,
@@ -167,9 +170,20 @@ class RunFinder:
             self._networking.book.add(offer.parameters.seeds, is_given=True)
         if keeper is not None and not keeper.restore(offer, self._identity):
             report(f"Asking the organiser of run {run_id[:16]} for a place.")
-            await keeper.admit(report)
+            await accompanied(partial(keeper.admit, report), partial(self._keep_up, run_id))
+            offer = self._exchange.store.find(run_id) or offer
         is_invited = self.invitation is not None and self.invitation.run_id == run_id
         return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
+
+    async def _keep_up(self, run_id: RunId) -> None:
+        """Fetch the newest version and the foundations of a run while this node waits for a place, until cancelled.
+
+        Members send these to any node. State and data follow after the admission: they cost the members' upload.
+        """
+        while True:
+            if self._networking.is_wanted:
+                await self._exchange.fetch_soon(run_id, self._networking, PASS_SECONDS)
+            await anyio.sleep(KEEP_UP_SECONDS)
 
     async def fetch(self, run_id: RunId, report: Callable[[str], None]) -> RunOffer:
         """Wait until a node of a run, or its organiser if that is known, sends the signed run."""

@@ -36,6 +36,7 @@ ARCHIVE_FOLDER = "archive"  # in the folder of a stage's checkpoints
 MOST_STATES = 16  # in one answer
 MOST_ARCHIVED = 4  # of these
 MAX_CERTIFICATE_BYTES = 1 << 20
+CERTIFICATE_FILE = "certificate.msgpack"  # next to a state that nodes may ask for
 STATES, STATES_SECONDS = "stage/states", 20.0
 
 
@@ -107,7 +108,7 @@ class StageArchive:
         """Yield the archived states, newest first."""
         for _, folder in sorted(self._folders(), reverse=True):
             with contextlib.suppress(OSError, StorageError, ValueError):
-                noted = read_bounded(folder / _CERTIFICATE, 2 * MAX_CERTIFICATE_BYTES)
+                noted = read_bounded(folder / CERTIFICATE_FILE, 2 * MAX_CERTIFICATE_BYTES)
                 generation = next(iter(CheckpointStore(folder).generations()), None)
                 if noted is not None and generation is not None:
                     archived = msgpack_decoder(ArchivedState).decode(noted)
@@ -124,7 +125,7 @@ class StageArchive:
             for source in (tensors, document):
                 _link(source, folder / source.name)
             sync_folder(folder)
-            write_atomically(folder / _CERTIFICATE, msgspec.msgpack.encode(archived))
+            write_atomically(folder / CERTIFICATE_FILE, msgspec.msgpack.encode(archived))
         except OSError as error:
             raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
 
@@ -132,11 +133,11 @@ class StageArchive:
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
                 number = path.name.removeprefix(_PREFIX)
-                if path.name.startswith(_PREFIX) and number.isdecimal() and (path / _CERTIFICATE).exists():
+                if path.name.startswith(_PREFIX) and number.isdecimal() and (path / CERTIFICATE_FILE).exists():
                     yield int(number), path
 
 
-_PREFIX, _CERTIFICATE = "outer-step-", "certificate.msgpack"
+_PREFIX = "outer-step-"
 
 
 def _link(source: Path, target: Path) -> None:

@@ -229,6 +229,10 @@ class DilocoStatus:
     ] = ""
     successful_syncs: Annotated[int, about("rounds that completed", counter="successful_syncs")] = 0
     failed_syncs: Annotated[int, about("rounds that were aborted", counter="failed_syncs")] = 0
+    version: Annotated[int, about("newest version of the run's parameters that its owner has signed")] = 1
+    version_from: Annotated[
+        int | None, about("outer step from which that version applies; null: the chain does not have it yet")
+    ] = 0
     rounds: Annotated[tuple[StageRoundsStatus, ...], EXCLUDED] = ()  # for each stage that this node holds
 
     @derived("progress towards the next outer step", "0..1")

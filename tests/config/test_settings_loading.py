@@ -100,6 +100,7 @@ def test_unknown_keys_name_the_key_and_the_nearest_valid_one(
         ({}, {"NEUROSHARD_TRAINING": "maybe"}, "", ["NEUROSHARD_TRAINING", "'maybe'", "true or false"]),
         ({"port": -1, "memory": 0}, {}, "", ["--port", "--memory"]),
         ({"run": "ab" * 31}, {}, "", ["--run", "it has 62 characters", "64 hex digits"]),
+        ({"run": "a"}, {}, "", ["--run", "it has 1 character)", "64 hex digits"]),
         ({}, {"NEUROSHARD_RUN": "xy" * 32}, "", ["NEUROSHARD_RUN", "other characters", "64 hex digits"]),
         ({"p2p_port": 65_536}, {}, "", ["--p2p-port", "0 to 65535"]),
         ({"p2p_host": "localhost"}, {}, "", ["--p2p-host", "IPv4 or IPv6 address", "loopback"]),

@@ -87,8 +87,9 @@ def succession(
     stage: int = STAGE,
     root: str | None = "a" * 64,
     run: RunId = RUN,
+    voters: tuple[Candidate, ...] = (),
 ) -> SignedSuccession:
-    start = StageStart(stage, committee or lone(HEIR), height, 3, root, "b" * 64)
+    start = StageStart(stage, committee or lone(HEIR), height, 3, root, "b" * 64, candidates=voters)
     content = Succession(run, of, start, naming() if said is None else said)
     return SignedSuccession.sign(signer or key_of(2), content)
 
@@ -132,6 +133,7 @@ def two_seats() -> Committee:
         lambda: succession(root=None),
         lambda: succession(committee=two_seats()),
         lambda: succession(committee=lone(HEIR, is_open=True)),
+        lambda: succession(voters=(Candidate(OTHER.wallet_id, OTHER.node_id, ADMISSION_SECONDS),)),
         lambda: succession(run=RunId("1" * 64)),
         lambda: succession(b"no claim"),
         lambda: succession(naming()[:-1] + b"\0"),

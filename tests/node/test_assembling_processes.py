@@ -17,7 +17,7 @@ from benchmarks.organiser_process import running_organiser
 from neuroshard.identity.admissions import read_admission
 from neuroshard.model.transformer import StageModel
 from neuroshard.model.weights import TensorSchema
-from neuroshard.runs.organiser_client import admission_file
+from neuroshard.runs.admission_keeper import admission_file
 from neuroshard.runs.stored_runs import read_offer_file
 from neuroshard.state.checkpoint_catalogue import SavedStage, choose, saved_stages
 from neuroshard.state.checkpoint_store import search_stage_folders

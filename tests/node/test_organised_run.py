@@ -41,9 +41,10 @@ from neuroshard.organiser.database import Database
 from neuroshard.organiser.desk import AdmissionDesk, RunPlan
 from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import StagePlaces
-from neuroshard.runs import organiser_client
+from neuroshard.runs import admission_keeper
+from neuroshard.runs.admission_keeper import AdmissionKeeper, admission_file, keeper_of
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import AdmissionKeeper, OrganiserClient, admission_file, keeper_of
+from neuroshard.runs.organiser_client import OrganiserClient
 from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.types import LayerRange, NodeId
 from tests.node.test_closed_run import SHAPE, ids, peers_of, status, until
@@ -295,7 +296,7 @@ def test_a_node_that_holds_no_layers_asks_for_the_place_of_a_trainer(
         return httpx.Response(403, json={"code": "revoked", "detail": "No.", "action": "Ask."})
 
     transport = httpx.MockTransport(refuse)
-    monkeypatch.setattr(organiser_client, "_http", lambda _url: httpx.AsyncClient(transport=transport))
+    monkeypatch.setattr(admission_keeper, "http_client", lambda _url: httpx.AsyncClient(transport=transport))
 
     async def scenario(world: Organised) -> None:
         (node,) = await world.started(1, admitted=False)

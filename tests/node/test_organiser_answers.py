@@ -10,26 +10,24 @@ import anyio
 import httpx
 import pytest
 
+from neuroshard.config.loading import load_settings
 from neuroshard.config.settings import Settings
-from neuroshard.errors import StorageError
+from neuroshard.errors import NeuroShardError, StorageError, UsageError
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.identity.admissions import ADMISSION_SECONDS, REFRESH_SECONDS, JoinClaim
+from neuroshard.identity.invitations import InvitationTerms, InvitedPlaces, invite
 from neuroshard.membership.connectivity import KnownAddresses
 from neuroshard.network import Network
 from neuroshard.node.peer_network import PeerNetwork, join_line, own_report
+from neuroshard.runs import admission_keeper
+from neuroshard.runs.admission_keeper import AdmissionKeeper, admission_file, learn_seeds, organiser_to_name
+from neuroshard.runs.finding import KEEP_UP_SECONDS, FoundRun
 from neuroshard.runs.offer import OfferChoice, RunOffer
-from neuroshard.runs.organiser_client import (
-    AdmissionKeeper,
-    OrganiserClient,
-    admission_file,
-    fetch_offer,
-    learn_seeds,
-    organiser_to_name,
-)
+from neuroshard.runs.organiser_client import OrganiserClient, fetch_offer, organiser_url
 from neuroshard.status.computer import AccelerationStatus
 from tests.node.test_closed_run import status as some_status
 from tests.node.test_closed_run import until
-from tests.node.test_organised_run import OFFER, PARAMETERS, Organised, Organiser, members_at, now, play
+from tests.node.test_organised_run import OFFER, OWNER, PARAMETERS, Organised, Organiser, members_at, now, play
 from tests.worlds.claims import identity_of
 from tests.worlds.clock import run_virtually
 from tests.worlds.lan import move, network_at
@@ -115,7 +113,7 @@ def test_a_run_that_cannot_be_stored_is_an_error_for_the_owner(tmp_path: Path, m
     play(tmp_path, scenario)
 
 
-def keeper_of(node: PeerNetwork, organiser: Organiser, name: str = "") -> AdmissionKeeper:
+def keeper_of(node: PeerNetwork, organiser: httpx.AsyncBaseTransport, name: str = "") -> AdmissionKeeper:
     client = OrganiserClient(
         URL,
         node.identity,
@@ -214,6 +212,70 @@ def test_a_node_that_moves_joins_again_and_keeps_its_place_also_if_it_may_not(tm
     play(tmp_path, scenario)
 
 
+def test_a_waiting_node_learns_its_turn_and_addresses_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    queued = {"status": "queued", "request_id": "one", "session_token": "two", "position": 2, "next_poll_seconds": 10}
+    soon = {"is_waitlisted": False, "stage": "body-0", "state": {"outer_step": 1200, "certified_at": 1}, "more": 1}
+    answers = [
+        {**queued, "position": 12, "is_waitlisted": True, "stage": None},
+        {**queued, **soon, "seeds": [at(4, "198.51.100.4"), at(5, "10.0.0.5")], "estimated_wait_seconds": 300.0},
+    ]
+    said = list[str]()
+
+    def respond(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(202, json=answers.pop(0)) if answers else httpx.Response(403, json={"code": "revoked"})
+
+    async def scenario(world: Organised) -> None:
+        (node,) = await world.started(1, admitted=False)
+        with pytest.raises(NeuroShardError, match="refused the request"):
+            await keeper_of(node, httpx.MockTransport(respond)).admit(said.append)
+        assert {each.host for each in node.networking.book.due(1e9, ())} == {"198.51.100.4"}
+
+    play(tmp_path, scenario)
+    waiting, likely = "Waiting for a place in the run: number", "The next free place is likely to be in stage body-0"
+    assert said == [
+        f"{waiting} 12 in the queue. The first ones of the queue learn their stage.",
+        f"{waiting} 2 in the queue, about 5 minutes. {likely}, which is at outer step 1,200.",
+    ]
+
+
+def test_a_waiting_node_begins_with_the_version_that_it_got_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = replace(PARAMETERS, version=2, inner=replace(PARAMETERS.inner, learning_rate=0.5))
+    newer = OFFER.with_version(SignedRunParameters.sign(OWNER, changed))
+
+    async def scenario(world: Organised) -> None:
+        organiser, found, said = Organiser(wanted=1), list[FoundRun](), list[str]()
+        monkeypatch.setattr(admission_keeper, "http_client", lambda _url: httpx.AsyncClient(transport=organiser))
+        member, first, waiting = await world.started(0, 1, 2, admitted=False)
+        keeper, scope = keeper_of(first, organiser), anyio.CancelScope()
+
+        async def keep() -> None:
+            with scope:
+                await keeper.run(members_at(first))
+
+        async def find() -> None:
+            waiting.exchange.store.keep(OFFER)
+            waiting.finder._settings = waiting.settings.model_copy(update={"organiser": URL, "memory": 4000})
+            found.append(await waiting.finder.named(OFFER.run_id, said.append))
+
+        world.tasks.start_soon(keep)
+        await anyio.sleep(1)
+        world.tasks.start_soon(find)
+        await anyio.sleep(30)
+        assert member.exchange.followed is not None
+        member.exchange.followed.learn(newer)
+        await until(2 * KEEP_UP_SECONDS, lambda: waiting.exchange.store.find(OFFER.run_id) == newer)
+        assert found == []
+        assert "number 1 in the queue" in said[-1]
+        scope.cancel()
+        await until(2 * ADMISSION_SECONDS, lambda: bool(found))
+        assert found[0].offer == newer
+        organiser.database.close()
+
+    play(tmp_path, scenario)
+
+
 def test_a_changed_name_reaches_the_organiser_and_costs_no_place(tmp_path: Path) -> None:
     async def scenario(world: Organised) -> None:
         organiser = Organiser()
@@ -286,3 +348,18 @@ def test_only_an_https_organiser_is_named_to_others(tmp_path: Path) -> None:
     assert named(organiser=URL) == URL
     assert join_line(OFFER, ["/ip4/..."], "", URL) == f"neuroshard --run {OFFER.run_id} --organiser {URL}"
     assert join_line(OFFER, ["/ip4/..."], "") == f"neuroshard --run {OFFER.run_id} --organiser URL"
+
+
+def test_an_organiser_on_this_computer_is_typed_and_comes_before_that_of_a_link(tmp_path: Path) -> None:
+    """A link names https addresses only: it comes from others (`tests/identity/test_invitations.py`)."""
+    invited = invite(
+        OWNER, OFFER.run_id, InvitationTerms(4e9, 1), InvitedPlaces("friends", organiser=URL), seed=bytes(32)
+    )
+    settings = Settings(data_dir=tmp_path)
+    assert organiser_url(settings, OFFER.run_id, invited) == URL
+    assert organiser_url(settings, OTHER.run_id, invited) is None
+    here = load_settings({"organiser": "http://127.0.0.1:8800/"}, {}).settings
+    assert organiser_url(here, OFFER.run_id, invited) == "http://127.0.0.1:8800"
+    for far in ("http://192.168.1.5:8800", "http://organiser.example"):
+        with pytest.raises(UsageError, match="not an https:// address"):
+            load_settings({"organiser": far}, {})

@@ -124,6 +124,9 @@ def test_friends_change_at_one_outer_step_although_one_is_away_and_the_owner_sta
             node.wait_for("its rate", lambda status: status["training"]["lr"] == RATES[1])
         first = first_step_of(owner, 2)
         assert first == first_step_of(friends[0], 2)
+        for node in (owner, friends[0]):
+            shown = node.get("/api/status")["diloco"]
+            assert (shown["version"], shown["version_from"]) == (2, first)
 
         friends[1] = start(2, address)  # it was away when the version was signed, certified and applied
         friends[1].wait_for("the version", lambda status: status["training"]["lr"] == RATES[1], LONGEST_SECONDS)

@@ -17,7 +17,7 @@ from neuroshard.config.run_parameters import BranchPoint
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet
 from neuroshard.network import InMemoryNetwork
 from neuroshard.node.peer_network import PeerNetwork
-from neuroshard.node.successors import ENTRY_SECONDS, SuccessorFollower
+from neuroshard.node.successors import ENTRY_SECONDS, ROUND_SECONDS, SuccessorFollower
 from neuroshard.runs.finding import RunOrigin
 from neuroshard.runs.offer import RunOffer, continues, last_successor
 from neuroshard.runs.stored_runs import JoinedRuns
@@ -128,7 +128,7 @@ def test_a_node_follows_when_the_chain_has_the_successor_and_its_round_has_ended
         assert node.restarts == node.warnings == []
         node.learn(succeeded(OFFER, new.run_id))
         node.rounds.certified = 2
-        await anyio.sleep(3 * ENTRY_SECONDS)
+        await anyio.sleep(2 * ENTRY_SECONDS)
         assert node.restarts == []  # the round is not over
         node.rounds.in_round = False
         await until(5, lambda: bool(node.restarts))
@@ -148,6 +148,20 @@ def test_a_stuck_run_is_left_although_its_chain_does_not_have_the_successor(tmp_
         node.is_invited_to(new)
         node.learn(succeeded(OFFER, new.run_id))
         await anyio.sleep(ENTRY_SECONDS - 5)
+        assert node.restarts == []
+        await until(10, lambda: bool(node.restarts))
+
+    following(tmp_path, scenario)
+
+
+def test_a_round_whose_voters_are_gone_does_not_keep_a_member(tmp_path: Path) -> None:
+    async def scenario(node: Follower) -> None:
+        new = branch_of(OFFER)
+        JoinedRuns(node.folder).keep(new)
+        node.is_invited_to(new)
+        node.rounds.in_round = True
+        node.learn(succeeded(OFFER, new.run_id))
+        await anyio.sleep(ROUND_SECONDS - 5)
         assert node.restarts == []
         await until(10, lambda: bool(node.restarts))
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 from fastapi.testclient import TestClient
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from neuroshard.identity import SignedRunParameters
 from neuroshard.model.architecture import flops_per_token, plan_of
 from neuroshard.organiser import history
 from neuroshard.organiser.monitor import FRESH_SECONDS, SHOWN_POINTS, SHOWN_ROUNDS
@@ -24,8 +28,13 @@ from neuroshard.organiser.observations import (
     observation_line,
     read_observation,
 )
+from neuroshard.organiser.observer_process import OBSERVER
+from neuroshard.organiser.places import DOWNLOADING_AT_ONCE
+from neuroshard.organiser.public import PUBLIC_SECONDS
+from neuroshard.runs.offer import checked_offer
+from neuroshard.runs.stored_runs import JoinedRuns
 from neuroshard.types import DAY_SECONDS, NodeId, WalletId
-from tests.organiser.desks import PARAMETERS, START, node
+from tests.organiser.desks import OFFER, OWNER, PARAMETERS, START, node
 from tests.organiser.watched import ADA, BOB, LATER_FOUNDATION, SIGHT, STAGES, TOKENS, VALUE, Watched
 
 FLOPS = [flops_per_token(PARAMETERS.architecture, layers) for layers in plan_of(PARAMETERS)]
@@ -286,3 +295,54 @@ def test_lines_between_the_processes_are_read_back() -> None:
     too_many = msgspec.json.encode({"type": "value"})
     with pytest.raises(ValueError, match="required field"):
         read_observation(too_many)
+
+
+def test_the_first_ones_of_the_queue_get_addresses_and_the_state_of_their_stage(watched: Watched) -> None:
+    hosts = [f"203.0.{number}.7" for number in range(DOWNLOADING_AT_ONCE + 4)]
+    watched.value(1, stage=0)
+    watched.value(2, stage=0)
+
+    def join(number: int) -> dict[str, Any]:
+        announced = (f"/ip4/{hosts[number]}/tcp/4001/p2p/{node(number)}",)
+        client = TestClient(watched.app, "http://organiser", client=(hosts[number], 4000))
+        return dict(client.put("/api/join", content=watched.desk.claim(number, addresses=announced)).json())
+
+    answers = list[dict[str, Any]]()
+    for number in range(len(hosts)):
+        watched.desk.now += 1
+        answers.append(join(number))
+    members, queued, waitlisted = answers[:3], answers[3:-1], answers[-1]
+    assert [each["status"] for each in members] == ["admitted"] * 3
+    assert len(queued) == DOWNLOADING_AT_ONCE
+    for each in queued:
+        assert (each["status"], each["stage"]) == ("queued", "head-0")
+        assert each["state"] == {"outer_step": 2, "certified_at": int(START) + 120}
+        assert {address.split("/")[2] for address in each["seeds"]} == set(hosts[:3])  # no other node that waits
+    assert (waitlisted["status"], waitlisted["seeds"], waitlisted["state"]) == ("waitlisted", [], None)
+    poll = {name: queued[0][name] for name in ("request_id", "session_token")}
+    polled = TestClient(watched.app, "http://organiser").put("/api/authorization_status", json=poll).json()
+    assert polled["state"] == queued[0]["state"]
+
+
+@pytest.mark.parametrize("place", [".", OBSERVER])
+def test_a_running_organiser_shows_a_new_version_and_its_first_step(watched: Watched, place: str) -> None:
+    client = TestClient(watched.app, "http://organiser")
+
+    def shown() -> tuple[int, int, list[tuple[int | None, int | None]]]:
+        offer = checked_offer(OFFER.run_id, client.get("/api/parameters").content)
+        facts = client.get("/api/run").json()
+        stages = [(stage["version"], stage["version_from"]) for stage in facts["stages"]]
+        return offer.parameters.version, facts["version"], stages[:STAGES]
+
+    watched.monitor.note(SIGHT)
+    assert shown() == (1, 1, [(1, 0)] * STAGES)
+    changed = replace(PARAMETERS, version=2, inner=replace(PARAMETERS.inner, learning_rate=0.5))
+    newer = OFFER.with_version(SignedRunParameters.sign(OWNER, changed))
+    (watched.folder / place).mkdir(exist_ok=True)
+    JoinedRuns(watched.folder / place).keep(newer)  # `organise set` here, or a member that the observer has met
+    watched.desk.now += PUBLIC_SECONDS
+    assert shown() == (2, 2, [(1, 0)] * STAGES)
+    certified = tuple(StageSight(2, version=2, version_from=number) for number in range(12, 12 + STAGES))
+    watched.monitor.note(structs.replace(SIGHT, at=watched.desk.now, stages=certified))
+    watched.desk.now += PUBLIC_SECONDS
+    assert shown() == (2, 2, [(2, 12), (2, 13), (2, 14)])

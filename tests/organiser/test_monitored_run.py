@@ -15,7 +15,7 @@ from benchmarks.organiser_process import OrganiserProcess, running_organiser
 from neuroshard.model.architecture import flops_per_token, plan_of
 from neuroshard.node.run_observer import SIGHT_SECONDS
 from neuroshard.runs.stored_runs import read_offer_file
-from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, until
+from tests.worlds.processes import LONGEST_SECONDS, made, neuroshard, nodes_of, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 CONFIG = """admission = "admitted"
@@ -93,3 +93,38 @@ def test_the_organiser_shows_the_work_that_certificates_prove(
             code, said = again.end(SIGTERM)
             assert code == 0, said
             assert "torch: False" in said
+
+
+def test_the_organiser_alone_hands_a_new_version_to_the_members(
+    small_genesis: Path, quick: list[str], tmp_path: Path
+) -> None:
+    run = made(CONFIG.replace("num_stages = 2\n", ""), small_genesis, tmp_path)
+    with nodes_of(run, quick, tmp_path) as start:
+        owner = start(0)
+        status = owner.wait_for("address", lambda status: bool(status["network"]["addresses"]), LONGEST_SECONDS)
+        watched = ["--peer", status["network"]["addresses"][0]]
+        with running_organiser(run.data_dir, tmp_path / "signed.json", watched, is_monitored=True) as organiser:
+            joining = [*quick, "--run", run.run_id, "--organiser", organiser.url]
+            with running_node(tmp_path / "other", joining, variables=OTHER) as other:
+                until("both nodes", lambda: get(organiser, "/api/run")["participants_now"] == 2)
+                other.wait_for("training", lambda status: status["state"] == "training", LONGEST_SECONDS)
+                assert owner.stop() == 0
+                where = ("--run", run.run_id, "--data-dir", run.data_dir)
+                changed = neuroshard("organise", "set", "inner_lr", "2e-4", "--yes", *where)
+                assert changed.code == 0, changed.err
+                heard = other.wait_for("version 2", lambda status: status["diloco"]["version"] == 2, LONGEST_SECONDS)
+                assert heard["diloco"]["version_from"] is None  # no seat is here that could take it into the chain
+                until("the page", lambda: get(organiser, "/api/run")["version"] == 2)
+                assert get(organiser, "/api/run")["stages"][0]["version"] == 1
+                assert get(organiser, "/api/parameters")["current"]["parameters"]["version"] == 2
+                start(0, heard["network"]["addresses"][0])
+                applied = other.wait_for(
+                    "its step", lambda status: status["diloco"]["version_from"] is not None, LONGEST_SECONDS
+                )
+                first = applied["diloco"]["version_from"]
+                until("the step on the page", lambda: stage_version(organiser) == (2, first))
+
+
+def stage_version(organiser: OrganiserProcess) -> tuple[int, int]:
+    stage = get(organiser, "/api/run")["stages"][0]
+    return stage["version"], stage["version_from"]

@@ -25,10 +25,10 @@ from neuroshard.identity.invitations import InvitationError, InvitationTerms, In
 from neuroshard.node.peer_network import PeerNetwork
 from neuroshard.organiser.database import Database
 from neuroshard.organiser.service import LIST_CHANGE, ListChange
+from neuroshard.runs.admission_keeper import admission_file
 from neuroshard.runs.authority_key import load_or_create_authority_key
 from neuroshard.runs.creation import write_offer
 from neuroshard.runs.offer import RunOffer
-from neuroshard.runs.organiser_client import admission_file
 from neuroshard.runs.stored_runs import JoinedRuns
 from tests.organiser.desks import OWNER, PARAMETERS, Desk
 from tests.worlds.claims import identity_of

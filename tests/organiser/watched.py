@@ -14,6 +14,8 @@ from neuroshard.organiser.desk import RunPlan
 from neuroshard.organiser.history import RunHistory
 from neuroshard.organiser.monitor import RunMonitor
 from neuroshard.organiser.observations import CertifiedValue, ObserverStarted, RunSight, StageSight
+from neuroshard.organiser.observer_process import OBSERVER
+from neuroshard.organiser.public import NewestRun
 from neuroshard.types import NodeId, WalletId
 from tests.organiser.desks import OFFER, START, Desk
 
@@ -45,7 +47,11 @@ class Watched:
         plan = RunPlan(OFFER, self.desk.places)
         self.monitor = RunMonitor(plan, self.history, lambda: self.desk.now)
         self.app = create_organiser_app(
-            OrganiserContext(plan, self.desk.desk, lambda: self.desk.now, lambda: self.desk.now, monitor=self.monitor)
+            OrganiserContext(
+                *(plan, self.desk.desk, lambda: self.desk.now, lambda: self.desk.now),
+                monitor=self.monitor,
+                newest=NewestRun(OFFER, (self.folder, self.folder / OBSERVER)),
+            )
         )
 
     def again(self) -> None:

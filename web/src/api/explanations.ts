@@ -80,6 +80,8 @@ export const EXPLANATIONS: Record<string, string> = {
   "diloco.outer_steps": "Outer steps",
   "diloco.progress": "Progress towards the next outer step [0..1]",
   "diloco.successful_syncs": "Rounds that completed",
+  "diloco.version": "Newest version of the run's parameters that its owner has signed",
+  "diloco.version_from": "Outer step from which that version applies; null: the chain does not have it yet",
   "feed[].first_round": "First of the rounds that it stands for; 0: none",
   "feed[].time": "Time at which it happened or began [s since 1970]",
   "layers.start": "First layer, counted from 0",

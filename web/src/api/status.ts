@@ -139,6 +139,8 @@ export interface DilocoStatus {
   certified_root: string; // root that the certificate of this outer step names; without one, equal to state_root
   successful_syncs: number; // rounds that completed
   failed_syncs: number; // rounds that were aborted
+  version: number; // newest version of the run's parameters that its owner has signed
+  version_from: number | null; // outer step from which that version applies; null: the chain does not have it yet
   progress: number; // progress towards the next outer step [0..1]
 }
 
