@@ -1,7 +1,8 @@
 """Nodes and commands that start without importing anything, as forks of a process that has imported all they use.
 
 For the tiny size of the benchmarks and for tests, where imports are most of the work. A fork runs the same command
-from its first line. `python -m benchmarks.preloaded FD` is the process that forks; it ends with its client.
+from its first line; only its choice of a precision is not measured until it is clear. `python -m benchmarks.preloaded
+FD` is the process that forks; it ends with its client.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ MODULES = (
     "neuroshard.network.libp2p",
     "neuroshard.node.demo",
     "neuroshard.dataset",
+    "typer.rich_utils",
+    "pydantic.v1",
+    "netaddr",
 )
 # A node sets these before it imports PyTorch, which is too late in a fork.
 THREADS = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
@@ -180,8 +184,15 @@ def serve(connection: socket.socket) -> list[str] | None:
 
 def main() -> None:
     """Import, then fork until the client has gone; each child runs its command line."""
+    # who starts this process needs none of these
+    from neuroshard.network.libp2p.lean_import import lean_libp2p
+    from neuroshard.pipeline import precision_probe
+
     for name in MODULES:
         import_module(name)
+    with lean_libp2p():
+        import_module("neuroshard.network.libp2p.network")
+    precision_probe.MOST_ROUNDS = 1  # beside other tests no pass is steady, and each node would measure for 4 s
     gc.collect()
     gc.freeze()  # the children do not copy the pages of what is collected never
     with socket.socket(fileno=int(sys.argv[1])) as connection:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from starlette.responses import HTMLResponse
 
 from neuroshard import __version__
@@ -60,15 +61,31 @@ WORDS: Final[dict[int, str]] = {
     504: "The node did not answer in time",
     507: "The disk is full",
 }
+SCHEMAS = "#/components/schemas/"
+# A model here would be analysed once for each route and status at the first request, which takes longer than a start.
+PROBLEM_CONTENT = {MEDIA_TYPE: {}, "application/json": {"schema": {"$ref": f"{SCHEMAS}ProblemBody"}}}
 PROBLEM_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"description": words, "model": ProblemBody, "content": {MEDIA_TYPE: {}}} for status, words in WORDS.items()
+    status: {"description": words, "content": PROBLEM_CONTENT} for status, words in WORDS.items()
 }
 
 
 __all__ = ["ApiContext", "ApiLimits", "create_app"]
 
 
-class NodeApi(FastAPI):
+class ProblemApi(FastAPI):
+    """An application whose routes answer with problem documents."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, which is made when it is first asked for."""
+        if self.openapi_schema is None:
+            problem = TypeAdapter(ProblemBody).json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")
+            parts = problem.pop("$defs")
+            made = super().openapi()
+            made.setdefault("components", {}).setdefault("schemas", {}).update(parts, ProblemBody=problem)
+        return super().openapi()
+
+
+class NodeApi(ProblemApi):
     """The API of a node."""
 
     def openapi(self) -> dict[str, Any]:
@@ -142,7 +159,7 @@ def create_setup_app(context: SetupContext) -> FastAPI:
     """Make the application of a node without a token: the set-up wizard, its session and the dashboard's files."""
     static = dashboard_files()
     access = AccessPolicy.for_server(context.host, context.port, context.secret, static, is_setup=True)
-    app = FastAPI(
+    app = ProblemApi(
         title="NeuroShard node, not set up yet",
         version=__version__,
         description=SETUP_DESCRIPTION,

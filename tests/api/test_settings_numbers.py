@@ -19,20 +19,22 @@ TYPED = ["1e99", "-1", "NaN", "inf", "", " ", DIGITS, f"-{DIGITS}", "1 000 000",
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
+def node() -> Iterator[httpx.Client]:
+    """One client for all calls: each new one would read all roots of TLS."""
     served = ServedNode(training_status())
     served.start()
-    yield served
+    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+    with httpx.Client(base_url=served.url, headers=headers) as client:
+        yield client
     served.stop()
 
 
-def called(node: ServedNode, method: str, content: str | None = None) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
-    return httpx.request(method, f"{node.url}api/config", content=content, headers=headers)
+def called(node: httpx.Client, method: str, content: str | None = None) -> httpx.Response:
+    return node.request(method, "api/config", content=content)
 
 
 @pytest.mark.parametrize("value", [*IMPOSSIBLE, *(f'"{text}"' for text in TYPED)], ids=lambda value: value[:12])
-def test_a_number_that_no_setting_can_have_is_refused_with_one_sentence(node: ServedNode, value: str) -> None:
+def test_a_number_that_no_setting_can_have_is_refused_with_one_sentence(node: httpx.Client, value: str) -> None:
     before = called(node, "GET").text
     for key in NUMBERS:
         answer = called(node, "PATCH", f'{{"{key}": {value}, "training": false}}')
@@ -47,7 +49,7 @@ def test_a_number_that_no_setting_can_have_is_refused_with_one_sentence(node: Se
     assert called(node, "GET").text == before
 
 
-def test_the_whole_range_and_no_value_are_accepted(node: ServedNode) -> None:
+def test_the_whole_range_and_no_value_are_accepted(node: httpx.Client) -> None:
     """The test above could otherwise pass at a node that refuses everything."""
     for key in NUMBERS:
         control = control_of(key)
