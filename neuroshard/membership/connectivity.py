@@ -357,7 +357,7 @@ class Networking:
                 scope.deadline = anyio.current_time() + CLOSING_SECONDS
 
     async def _use(self, network: Network) -> None:
-        _LOG.info("Other nodes can reach this one at %s", ", ".join(network.transport.addresses()) or "no address")
+        _LOG.info("This node's own addresses: %s", ", ".join(network.transport.addresses()) or "no address")
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep_dialling, network)
