@@ -18,10 +18,9 @@ TESTS ?=
 demo: $(RUNTIME)
 	$(BIN)/neuroshard demo $(DEMO)
 
-# The tests, three at once also on two cores: those with processes and lines wait a lot, and the others compute meanwhile.
-# Choose some with: make test TESTS="tests/data -x"
+# The tests, two at once. Choose some with: make test TESTS="tests/data -x"
 test: $(DEVELOPMENT) chromium nginx xvfb nsis
-	$(PY) -m pytest --numprocesses 3 --dist worksteal $(TESTS)
+	$(PY) -m pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 # Before a release: the long tests too, which `make test` leaves out because shorter ones cover the same code.
 test-all:
