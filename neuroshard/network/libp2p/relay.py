@@ -240,6 +240,7 @@ class RelayLimits:
     """Limits of a relay. Two nodes exchange a round's tensors at the speed of the lines, but not without end."""
 
     reservations: int = 256
+    reservations_of_address: int = 32  # of one IP address (IPv6: /64), this computer's own excepted
     circuits: int = 512
     circuits_of_node: int = 48  # fewer than the streams that a peer may open; a pair has two while it sends bodies
     circuits_of_address: int = 128  # requested from one IP address (IPv6: /64), this computer's own excepted
@@ -295,7 +296,11 @@ class RelayServer:
     def _reserved(self, client: NodeId) -> HopMessage:
         now = self._now()
         self._reservations = {node: until for node, until in self._reservations.items() if until > now}
-        if client not in self._reservations and len(self._reservations) >= self._limits.reservations:
+        household = self._household(client)
+        held = [node for node in self._reservations if node != client]
+        of_address = sum(self._household(node) == household for node in held)
+        is_crowded = of_address >= self._limits.reservations_of_address and not self._is_here(client)
+        if is_crowded or len(held) >= self._limits.reservations:
             return HopMessage(type=HopMessage.STATUS, status=Status.RESERVATION_REFUSED)
         self._reservations[client] = now + RESERVATION_SECONDS
         addresses = [Multiaddr(text).to_bytes() for text in self._own_addresses() if "p2p-circuit" not in text]
@@ -310,7 +315,7 @@ class RelayServer:
         is_full = self._circuits[client] >= most or self._circuits[target] >= most
         household = self._household(client)
         is_crowded = self._circuits_of_address[household] >= self._limits.circuits_of_address
-        is_crowded = is_crowded and not is_loopback(self._connections.direct_ip(client) or "")
+        is_crowded = is_crowded and not self._is_here(client)
         if is_full or is_crowded or self._circuits.total() >= 2 * self._limits.circuits:
             await _send_status(stream, Status.RESOURCE_LIMIT_EXCEEDED)
             return
@@ -353,6 +358,9 @@ class RelayServer:
             stream.abandon()
             raise
         return stream
+
+    def _is_here(self, node: NodeId) -> bool:
+        return is_loopback(self._connections.direct_ip(node) or "")
 
     def _household(self, node: NodeId) -> str:
         return network_of(self._connections.direct_ip(node) or "", 32)

@@ -88,6 +88,23 @@ def test_one_address_gets_only_some_of_the_circuits() -> None:
     virtual(scenario)
 
 
+def test_one_address_gets_only_some_of_the_reservations() -> None:
+    """Names cost nothing: one computer must not take the relay from all other households."""
+    near, far = "203.0.113.1", "203.0.113.2"
+    addresses = {"a": near, "b": near, "c": near, "d": far, "e": "127.0.0.1", "f": "127.0.0.1", "g": "127.0.0.1"}
+    connections: Any = SimpleNamespace(direct_ip=addresses.get)
+    server = RelayServer(connections, tuple, lambda: 0.0, RelayLimits(reservations=6, reservations_of_address=2))
+
+    def is_reserved(name: str) -> bool:
+        return server._reserved(NodeId(name)).status == Status.OK
+
+    assert [name for name in addresses if not is_reserved(name)] == ["c"]
+    assert is_reserved("a")  # it renews its own
+    server.part(NodeId("b"))
+    assert is_reserved("c")
+    assert not is_reserved("h")  # all are taken
+
+
 class Endless:
     """One side of a circuit, which always has bytes and takes any number of them."""
 
