@@ -141,8 +141,9 @@ def build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptio
 def summary_of_built(built: BuiltGenesis, wallet: Wallet) -> str:
     """The contents of a new data set, in one sentence."""
     report, verb = built.report, "Already there" if built.is_reused else "Built"
+    documents = "1 document" if report.documents == 1 else f"{report.documents:,} documents"
     return (
-        f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {report.documents:,} documents "
+        f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {documents} "
         f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
     )
 
