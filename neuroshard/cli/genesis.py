@@ -140,10 +140,12 @@ def build_from_folder(text: Path, out: Path, wallet: Wallet, options: BuildOptio
 
 def summary_of_built(built: BuiltGenesis, wallet: Wallet) -> str:
     """The contents of a new data set, in one sentence."""
+    from neuroshard.status.values import plural
+
     report, verb = built.report, "Already there" if built.is_reused else "Built"
-    documents = "1 document" if report.documents == 1 else f"{report.documents:,} documents"
     return (
-        f"{verb}: {report.tokens:,} tokens in {report.shards} shards from {documents} "
+        f"{verb}: {report.tokens:,} tokens in {plural(report.shards, 'shard')} from "
+        f"{plural(report.documents, 'document')} "
         f"({report.text_bytes / 1e6:.1f} MB), vocabulary {report.vocabulary:,}, signed by wallet {wallet.wallet_id}."
     )
 
