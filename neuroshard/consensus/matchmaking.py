@@ -282,6 +282,8 @@ class Matchmaking:
         # the states of replicas that answer, and since when: one that is behind may be about to follow
         self._seen: dict[NodeId, tuple[str, float]] = {}
         self._probed: dict[NodeId, ReplicaStatus] = {}  # newest answers to `unproven`
+        self._newest: Mapping[NodeId, ReplicaStatus] = {}  # answers of the last look, and of the one before
+        self._before: Mapping[NodeId, ReplicaStatus] = {}
         self.has_probed = False  # before, a replica that is online would look like one that is not
         self._turns = 0
         self.unheard: dict[NodeId, tuple[int, float]] = {}  # seats that do not answer, and since which height and time
@@ -340,7 +342,8 @@ class Matchmaking:
         self.note_answers(list(answers), now)
         for node in self._probed.keys() - set(self.responsive(now)).difference(asked):
             del self._probed[node]
-        return {**self._probed, **answers}
+        self._before, self._newest = self._newest, {**self._probed, **answers}
+        return self._newest
 
     def note_answers(self, nodes: Sequence[NodeId], now: float) -> None:
         """Record that these replicas have answered."""
@@ -403,11 +406,20 @@ class Matchmaking:
         return self._some([node for node, other in look.others.items() if other.height > look.own.height], ledger)
 
     def has_newer(self, chain: Chain, look: Look, doubted: Collection[NodeId]) -> bool:
-        """Whether a replica that counts reports the newest certified state, or one from which aggregates lead to it."""
+        """Whether a replica that counts reports the newest certified state, or one from which aggregates lead to it.
+
+        Neither is true of a replica that makes several steps alone between two looks: this one learns the chain to a
+        state after the look that reports the state. Such a replica was at a certified state and has continued since.
+        """
         for node, other in look.others.items():
-            is_source = node not in doubted and chain.ledger.counts(node)
-            after = chain.values_after(other.root, other.outer_step) if is_source else None
+            if node in doubted or not chain.ledger.counts(node):
+                continue
+            after = chain.values_after(other.root, other.outer_step)
             if after is not None and not any(value.is_lone for value in after):
+                return True
+            before = self._before.get(node, other)
+            has_moved = other.outer_step > before.outer_step
+            if has_moved and chain.values_after(before.root, before.outer_step) is not None:
                 return True
         return False
 

@@ -195,15 +195,20 @@ class Joining:
     def _on_chain(self, statuses: Mapping[NodeId, ReplicaStatus]) -> dict[NodeId, ReplicaStatus]:
         """The nodes whose state is certified. Before the first value, those of the first interval.
 
-        It need not be the newest state: a fast node has continued since it reported its state.
+        It need not be the newest state: a fast node has continued since it reported its state. A seat may be a step
+        ahead of the chain: it makes steps alone, and the certificate of a step comes after the step. A download of such
+        a state is refused while the certificate is missing.
         """
         chain = self._chain
         if chain is None:
             return dict(statuses)
+        seats, following = {seat.node_id for seat in chain.ledger.committee.seats}, chain.standing.outer_step + 1
         return {
             node: status
             for node, status in statuses.items()
-            if not status.is_live or chain.place_of(status.root, status.outer_step) is not None
+            if not status.is_live
+            or chain.place_of(status.root, status.outer_step) is not None
+            or (node in seats and status.outer_step == following)
         }
 
     def _founding(self) -> Founding | None:

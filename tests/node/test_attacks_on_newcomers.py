@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -12,10 +11,7 @@ import pytest
 from msgspec import structs
 
 from neuroshard.config.run_parameters import RunParameters
-from neuroshard.consensus.chain import Chain, ChainProof, Step
-from neuroshard.consensus.committee import Committee, Seat
-from neuroshard.consensus.foundation import Foundation, SignedFoundation, StageStart
-from neuroshard.consensus.round_messages import NO_DIGEST, Phase, Quorum, Vote, signed_by
+from neuroshard.consensus.chain import Chain, ChainProof
 from neuroshard.identity import SignedRunParameters
 from neuroshard.membership.announcements import Announcement
 from neuroshard.membership.claim_intake import Statement
@@ -26,6 +22,7 @@ from neuroshard.state.replica_status import ReplicaStatus
 from neuroshard.state.transfer_messages import MANIFEST, MANIFEST_REQUEST
 from neuroshard.types import NodeId
 from tests.worlds.free_names import FreeName, invented
+from tests.worlds.lone_chains import certified_lone_steps, show_chain
 from tests.worlds.nodes import (
     EPOCH,
     OWNER,
@@ -42,21 +39,6 @@ from tests.worlds.nodes import (
 from tests.worlds.replicas import wallet_of
 
 NAMES = [NodeId(f"12D3KooW0 free {number:02d}") for number in range(24)]  # digits sort before all ids of nodes
-
-
-def seat_and_value(world: StageWorld, holder: StageNode, root: str, *, is_open: bool) -> tuple[SignedFoundation, Chain]:
-    """The owner's foundation with the holder as the only seat, and the first certified value."""
-    member = Seat(holder.identity.wallet_id, holder.name, 0)
-    start = StageStart(0, Committee.founded([member], is_open=is_open))
-    statement = SignedFoundation.sign(OWNER, Foundation(world.offer.run_id, 0, (start,)))
-    holder.swarm.versions.learn_foundations(holder.swarm.versions.foundations.with_statements([statement]))
-    founding = holder.swarm.versions.founding_of(0)
-    assert founding is not None
-    chain = Chain.founded(founding)
-    step = Step(world.offer.run_id, 0, 0, NO_DIGEST, "terms", chain.standing, chain.ledger, chain.owner)
-    value = step.completed(structs.replace(step.first_value(), outer_step=1, next_root=root))
-    vote = signed_by(holder.identity, Vote(step.id, 0, Phase.COMMIT, value.digest), holder.now())
-    return statement, chain.extended(Quorum(value, 0, Phase.COMMIT, (vote,)))
 
 
 def surround(world: StageWorld, newcomer: StageNode, holder: StageNode, chain: Chain, root: str) -> None:
@@ -103,9 +85,8 @@ def test_a_newcomer_finds_the_certified_state_between_names_that_sort_first(admi
             holder.stage.save()
             root = root_on_disk(holder.stage)
             holder.stage.replica_status = lambda: ReplicaStatus(True, 30, 1, root, height=1)  # type: ignore[method-assign]
-            statement, chain = seat_and_value(world, holder, root, is_open=admission == "strangers")
-            stub = SimpleNamespace(stage=holder.swarm.name_of(0), chain=SimpleNamespace(chain=chain))
-            holder.swarm.rounds.add(cast("Any", stub))
+            statement, (chain,) = certified_lone_steps(world, holder, [root], is_open=admission == "strangers")
+            show_chain(holder, lambda: chain)
             newcomer = world.add()
             versions = newcomer.swarm.versions
             versions.learn_foundations(versions.foundations.with_statements([statement]))

@@ -14,6 +14,8 @@ from neuroshard.consensus.round_messages import Phase, Quorum
 from neuroshard.consensus.slices import digest_of
 from neuroshard.consensus.vote_log import KEPT_STEPS, ROUNDS_FOLDER, FileVoteLog
 from neuroshard.identity import NodeIdentity
+from neuroshard.state.replica_status import ReplicaStatus
+from tests.worlds.lone_chains import certified_lone_steps, show_chain
 from tests.worlds.nodes import StageWorld, living, play, root_on_disk
 from tests.worlds.rounds import value_of
 
@@ -69,5 +71,36 @@ def test_who_missed_few_rounds_goes_on_from_its_own_state(
             assert (began > own_steps) == is_fetched
             assert again.stage is not None
             assert again.stage.outer_step == (3 + missed if is_fetched else 3)
+
+    play(tmp_path, scenario)
+
+
+def test_who_starts_again_takes_a_lone_state_whose_certificate_follows(tmp_path: Path) -> None:
+    """A node that trains alone certifies each step while it makes the next one, so its chain is one step behind."""
+
+    async def scenario(world: StageWorld) -> None:
+        async with living(world, [0, 0], moves=False) as nodes:
+            await anyio.sleep(30)
+            holder, away = nodes
+            assert holder.stage is not None
+            assert away.stage is not None
+            away.stage.steps = holder.stage.steps = 30
+            away.stage.save()
+            away.kill()
+            holder.stage.outer_step = 2
+            holder.stage.save()
+            root = root_on_disk(holder.stage)
+            statement, (first, second) = certified_lone_steps(world, holder, ["1" * 64, root])
+            holder.stage.replica_status = lambda: ReplicaStatus(True, 60, 2, root, height=1)  # type: ignore[method-assign]
+            certified_at = anyio.current_time() + 3
+            show_chain(holder, lambda: first if anyio.current_time() < certified_at else second)
+            again = world.add_again(away)
+            again.allow_megabytes(1)  # it keeps no copy of that state
+            again.swarm.versions.learn_foundations(again.swarm.versions.foundations.with_statements([statement]))
+            world.tasks.start_soon(lambda: again.live(moves=False))
+            await anyio.sleep(2)  # it has heard of the holder
+            await again.take(0)
+            assert again.stage is not None
+            assert again.stage.outer_step == 2
 
     play(tmp_path, scenario)

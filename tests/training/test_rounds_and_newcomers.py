@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import trio
 from trio.testing import MockClock
 
-from neuroshard.consensus.matchmaking import Look
+from neuroshard.consensus.matchmaking import Look, RoundTimes
+from neuroshard.consensus.stage_chain import InMemoryChainStore
 from neuroshard.consensus.sync_strategies import Agreed
 from neuroshard.network import InMemoryNetwork, Link
 from tests.worlds.replicas import DUE_SECONDS, A, B, C, SimulatedReplica, for_seconds, play
@@ -46,6 +49,27 @@ def test_a_lone_replica_whose_state_somebody_always_fetches_waits_three_minutes_
         assert not a.outcomes
         await for_seconds(230, a)
         assert len(a.outcomes) == 2
+
+    play(scenario)
+
+
+def test_who_missed_the_steps_of_a_fast_lone_replica_follows_it_after_the_patience() -> None:
+    """The other one no longer waits, and makes more steps than this one looks at it."""
+
+    async def scenario(network: InMemoryNetwork) -> None:
+        a, b = (SimulatedReplica(name, network, seed, seats=(A,)) for seed, name in enumerate((A, B)))
+        a.may_be_alone = True
+        while b.state.outer_step < 2:
+            await for_seconds(DUE_SECONDS, a, b)
+        network.kill(B)
+        a.step_seconds = 0.007
+        await for_seconds(5, a)
+        again = replace(b, state=b.state, sequences=0, store=InMemoryChainStore())
+        a.group._matchmaking.times = RoundTimes(patience_seconds=0.0)
+        began = a.state.outer_step
+        await for_seconds(30, a, again)
+        assert a.state.outer_step > began + 300  # it has gone on
+        assert again.group.must_follow.is_set()
 
     play(scenario)
 
