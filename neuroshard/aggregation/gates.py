@@ -147,8 +147,9 @@ def judge_statistics(
     """Verdict over n contributions from the statistics of the whole vector, by the gates in their order.
 
     Without `members` all are established, with equal work and different contributions. The gates: finite; not zero;
-    norm within [0.1, 10] of the median norm; cosine with the center above max(0, half the median cosine); then
-    clipping to the median norm, and copies and near-copies count as one member. A median covers the counted rows
+    norm within [0.1, 10] of the median norm; cosine with the center above max(0, half the median cosine), for a member
+    with less than the median work times the root of its share of that work; then clipping to the median norm, and
+    copies and near-copies count as one member. A median covers the counted rows
     (`MemberFacts.counted`) that passed the gates before. Only the center covers all of them, because it is computed
     before any is judged. With fewer than 3 such rows there is no majority for norm and direction: nothing is refused
     for them and nothing is clipped. Without `judges_direction` the gates before that one apply, and nothing is clipped
@@ -205,8 +206,11 @@ def _refuse_directions(
     # the cosine between honest members is only 0.2-0.3 after the first round, so the bound follows the median
     middle = median(cosines[row] for row in judges)
     bound, bound_of_others = max(0.0, 0.5 * middle), max(0.0, 0.5 * _cosine_of_others(middle, len(judges)))
+    work, typical = _believed(members.work, members.established)
     for row, cosine in cosines.items():
-        if not cosine > (bound if members.established[row] else bound_of_others):
+        # noise grows with the root of the work and the common part with the work; so does the weight that a liar gets
+        share = min(1.0, work[row] / typical) if typical > 0 else 1.0
+        if not cosine > sqrt(share) * (bound if members.established[row] else bound_of_others):
             refused[row] = RejectionReason.DIRECTION
             del norms[row]
 

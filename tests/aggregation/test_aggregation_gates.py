@@ -85,6 +85,36 @@ def test_a_random_direction_is_refused_among_members_that_agree() -> None:
     assert judge(rows).refused == {3: RejectionReason.DIRECTION}
 
 
+def of_steps(steps: tuple[int, ...], seed: int, noise: float = 10.0) -> torch.Tensor:
+    """Contributions of so many inner steps each: every step adds the common direction and noise of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(LENGTH, generator=generator)
+    return torch.stack(
+        [number * direction + noise * number**0.5 * torch.randn(LENGTH, generator=generator) for number in steps]
+    )
+
+
+@pytest.mark.parametrize("are_friends", [True, False])
+@pytest.mark.parametrize("steps", [(12, 8, 1), (16, 16, 16, 5), (20, 12, 16, 16, 4)])
+def test_a_slow_honest_member_is_not_refused_for_the_noise_of_few_steps(
+    steps: tuple[int, ...], *, are_friends: bool
+) -> None:
+    for seed in range(20):
+        rows = of_steps(steps, seed)
+        work = tuple(float(number) for number in steps)
+        facts = replace(MemberFacts.of_equals(len(steps), are_friends=are_friends), work=work)
+        verdict = judge_statistics(slice_statistics(SliceRows.of(rows)), facts)
+        assert verdict.refused == {}
+
+
+@pytest.mark.parametrize("work", [1.0, 4.0, 16.0])
+def test_who_declares_little_work_may_not_turn_against_the_others(work: float) -> None:
+    rows = of_steps((16, 16, 16, 16), 1, noise=3.0)
+    rows[3] *= -1
+    facts = replace(MemberFacts.of_equals(4, are_friends=True), work=(16.0, 16.0, 16.0, work))
+    assert judge_statistics(slice_statistics(SliceRows.of(rows)), facts).refused == {3: RejectionReason.DIRECTION}
+
+
 def test_long_contributions_are_clipped_to_the_median_norm() -> None:
     rows = honest_rows(5)
     rows[1] *= 4
