@@ -46,20 +46,22 @@ def libp2p_opener(
     outside: ExternalAddresses | None = None,
     *,
     upload: UploadPacer | None = None,
+    uses_relays: bool = True,
     serves_others: bool = False,
 ) -> NetworkOpener:
     """Return an opener of libp2p networks with the owner's limits.
 
-    All networks share `upload`, whose limit may change meanwhile; None: the limit of the settings. With
-    `serves_others` the node is a relay for nodes that cannot be dialled. The networks write their listening ports to
-    `outside` and read from it how these are reached from outside.
+    All networks share `upload`, whose limit may change meanwhile; None: the limit of the settings. Without
+    `uses_relays` the node is not a client of relays, whatever the settings allow. With `serves_others` it is a relay
+    for nodes that cannot be dialled. The networks write their listening ports to `outside` and read from it how these
+    are reached from outside.
     """
     options = NetworkOptions(
         host=settings.p2p_host,
         port=settings.p2p_port,
         lan_discovery=settings.lan_discovery,
         port_mapping=settings.port_mapping,
-        relay=settings.relay,
+        relay=uses_relays and settings.relay,
         serve_relay=serves_others,
     )
     reputation = Reputation()  # shared by all networks: a restart of the network does not clear the scores of peers

@@ -89,9 +89,7 @@ async def _main(loaded: LoadedSettings) -> None:
     upload = UploadPacer(line.limit(settings))
     networking = Networking(
         identity.node_id,
-        libp2p_opener(
-            settings.model_copy(update={"relay": False}), identity, outside, upload=upload, serves_others=True
-        ),
+        libp2p_opener(settings, identity, outside, upload=upload, uses_relays=False, serves_others=True),
         peers_file=settings.data_dir / PEERS_FILE,
         given=settings.peer,
     )
