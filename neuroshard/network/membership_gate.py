@@ -1,4 +1,4 @@
-"""The membership gate of one node: it decides per peer which requests are answered and which gossip passes.
+"""The membership gate of one node: it decides per peer which requests are answered, relayed, and which gossip passes.
 
 Without a closed run every peer is served. In a run of friends the run's members close the gate to all others.
 """

@@ -138,6 +138,8 @@ class AdmissionKeeper:
         addresses = await self._own_addresses()
         self._places = direct_places(addresses)
         admittance = await self._client.admit(report, addresses, self._learn)
+        if self._networking is not None:
+            self._networking.book.try_all_again()  # the run's relay connects only admitted nodes
         self._name = self._client.name
         return admittance
 

@@ -168,7 +168,7 @@ class _Node:
     def _serving_relay(self, now: Callable[[], float]) -> RelayServer | None:
         if not self._options.serve_relay:
             return None
-        server = RelayServer(self.connections, self._addresses, now)
+        server = RelayServer(self.connections, self._addresses, now, gate=self.gate)
         self.host.set_stream_handler(TProtocol(HOP_PROTOCOL), server.handle_stream)
         return server
 

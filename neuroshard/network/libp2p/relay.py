@@ -1,6 +1,7 @@
 """Circuit relay v2: the client of a node that peers cannot dial, and the server that forwards its connections.
 
-The server limits the bytes between two households and cannot read them.
+The server serves the peers that the membership gate accepts: without a closed run any peer, otherwise only members. It
+limits the bytes between two households and cannot read them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from neuroshard.network.libp2p.relay_messages import (
     HOP_PROTOCOL,
     MESSAGE_SECONDS,
     STOP_PROTOCOL,
+    RelayDeniedError,
     RelayedBytes,
     RelayError,
     encode_message,
@@ -44,6 +46,7 @@ from neuroshard.network.libp2p.relay_messages import (
 from neuroshard.network.libp2p.streams import YamuxStream
 from neuroshard.network.libp2p.tls import TlsConnection
 from neuroshard.network.limits import UploadPacer
+from neuroshard.network.membership_gate import MembershipGate
 from neuroshard.network.transport import PeerUnreachableError
 from neuroshard.status.snapshot import ConnectionKind
 from neuroshard.types import MAX_ADDRESS_CHARACTERS, NodeId, is_loopback
@@ -52,6 +55,9 @@ WANTED_RELAYS = 2
 LOOK_SECONDS = 2.0
 REFRESH_SECONDS = 1200.0  # well before a reservation ends
 REFUSED_SECONDS = 300.0  # until a relay that refused is asked again
+DENIED_SECONDS = 4.0  # the same for one that serves only members: this node may become one at any time
+CIRCUIT_AGAIN_SECONDS = 1.0
+PATIENCE_SECONDS = 4.0  # in which such a relay hears of a member that has just connected or has just been admitted
 ADDRESSES_OF_RELAY = 2
 _LOG = logging.getLogger(__name__)
 
@@ -72,6 +78,7 @@ class RelayClient:
         self._when_relayed = when_relayed
         self._places: dict[NodeId, float] = {}  # relays with a reservation, and since when by the loop's clock
         self._refused: dict[NodeId, float] = {}
+        self._denials: Counter[NodeId] = Counter()  # in a row
 
     def relays(self) -> set[NodeId]:
         """The relays at which this node has a reservation."""
@@ -155,7 +162,20 @@ class RelayClient:
                 stream.abandon()
 
     async def _circuit(self, relay: BoundedMuxer, peer: NodeId) -> YamuxStream:
-        """A stream that a relay connects with a peer. Raises BaseLibp2pError."""
+        """A stream that a relay connects with a peer. Raises BaseLibp2pError.
+
+        A newcomer may ask a relay before it has shown the relay that it is a member, so a denial is not final at once.
+        """
+        until = anyio.current_time() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._asked_circuit(relay, peer)
+            except RelayDeniedError:
+                if anyio.current_time() >= until:
+                    raise
+            await anyio.sleep(CIRCUIT_AGAIN_SECONDS)
+
+    async def _asked_circuit(self, relay: BoundedMuxer, peer: NodeId) -> YamuxStream:
         stream = await relay.open_stream()
         try:
             await self._ask(stream, HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=encoded_node_id(peer))))
@@ -169,6 +189,8 @@ class RelayClient:
         await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
         await confirm(stream, HOP_PROTOCOL)
         answer = await read_message(stream, HopMessage())
+        if answer.status == Status.PERMISSION_DENIED:
+            raise RelayDeniedError("the relay serves only members of a run, and does not know this node as one")
         if answer.status != Status.OK:
             raise RelayError(f"the relay answers {answer.status}")
         return answer
@@ -178,6 +200,8 @@ class RelayClient:
         connected = {relay for relay in self._places if self._connections.of(relay) is not None}
         self._places = {relay: since for relay, since in self._places.items() if relay in connected}
         self._refused = {relay: until for relay, until in self._refused.items() if until > now}
+        for relay in [relay for relay in self._denials if self._connections.of(relay) is None]:
+            del self._denials[relay]
         if self._connections.is_reached_from_outside:
             self._places = {}
             return
@@ -209,15 +233,22 @@ class RelayClient:
             with anyio.fail_after(MESSAGE_SECONDS):
                 answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
         except (BaseLibp2pError, TimeoutError) as error:
-            _LOG.debug("The relay %s refused a reservation: %s", relay, error)
-            self._places.pop(relay, None)
-            self._refused[relay] = anyio.current_time() + REFUSED_SECONDS
+            self._note_refusal(relay, error)
             return
         finally:
             stream.abandon()
+        self._denials.pop(relay, None)
         self._places[relay] = anyio.current_time()
         texts = [_text_of(data) for data in answer.reservation.addrs[:8]]
         self._contacts.learn_texts(relay, texts, host=self._connections.direct_ip(relay))
+
+    def _note_refusal(self, relay: NodeId, error: Exception) -> None:
+        is_denial = isinstance(error, RelayDeniedError)
+        self._denials[relay] += is_denial
+        is_news = is_denial and self._denials[relay] == 2  # this node may have just connected
+        _LOG.log(logging.INFO if is_news else logging.DEBUG, "Relay %s refuses a reservation: %s", relay, error)
+        self._places.pop(relay, None)
+        self._refused[relay] = anyio.current_time() + (DENIED_SECONDS if is_denial else REFUSED_SECONDS)
 
 
 def _raw(circuit: RelayedBytes, *, initiator: bool, address: str) -> RawConnection:
@@ -257,11 +288,15 @@ class RelayServer:
         own_addresses: Callable[[], tuple[str, ...]],
         now: Callable[[], float],
         limits: RelayLimits | None = None,
+        *,
+        gate: MembershipGate | None = None,
     ) -> None:
+        """Only the peers that `gate` accepts are served; None: any peer."""
         self._connections = connections
         self._own_addresses = own_addresses
         self._now = now
         self._limits = limits or RelayLimits()
+        self._gate = gate or MembershipGate()
         self._reservations: dict[NodeId, float] = {}  # end of each reservation
         self._circuits: Counter[NodeId] = Counter()  # counted at both ends
         self._circuits_of_address: Counter[str] = Counter()  # counted at the requesting end
@@ -275,6 +310,10 @@ class RelayServer:
                 question = await read_message(stream, HopMessage())
             if self._connections.kind_of(client) is ConnectionKind.RELAYED:
                 await _send_status(stream, Status.PERMISSION_DENIED)  # no chains of relays
+            elif reason := self._gate.refusal(client):
+                _LOG.debug("The relay does not serve node %s: %s", client, reason)
+                self.part(client)
+                await _send_status(stream, Status.PERMISSION_DENIED)
             elif question.type == HopMessage.RESERVE:
                 await stream.write(encode_message(self._reserved(client)), is_last=True)
                 await _wait_ended(stream)
@@ -287,15 +326,19 @@ class RelayServer:
 
     def clients(self) -> set[NodeId]:
         """Nodes with a reservation here."""
-        return set(self._reservations)
+        return {node for node in self._reservations if self._has_place(node)}
 
     def part(self, node: NodeId) -> None:
         """Remove the reservation of a node that left."""
         self._reservations.pop(node, None)
 
+    def _has_place(self, node: NodeId) -> bool:
+        """Whether a node has a reservation. It ends with the node's membership."""
+        return self._reservations.get(node, 0.0) > self._now() and not self._gate.refusal(node)
+
     def _reserved(self, client: NodeId) -> HopMessage:
         now = self._now()
-        self._reservations = {node: until for node, until in self._reservations.items() if until > now}
+        self._reservations = {node: until for node, until in self._reservations.items() if self._has_place(node)}
         household = self._household(client)
         held = [node for node in self._reservations if node != client]
         of_address = sum(self._household(node) == household for node in held)
@@ -308,7 +351,7 @@ class RelayServer:
         return HopMessage(type=HopMessage.STATUS, status=Status.OK, reservation=reservation)
 
     async def _connect(self, client: NodeId, target: NodeId, stream: YamuxStream) -> None:
-        if self._reservations.get(target, 0.0) <= self._now():
+        if not self._has_place(target):
             await _send_status(stream, Status.NO_RESERVATION)
             return
         most = self._limits.circuits_of_node
@@ -340,9 +383,10 @@ class RelayServer:
             await stream.write(encode_message(HopMessage(type=HopMessage.STATUS, status=Status.OK)))
             here, there = self._household(client), self._household(target)
             self._forget_rested()
+            ends = (client, target)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._carry, stream, other, (here, there))
-                tasks.start_soon(self._carry, other, stream, (there, here))
+                tasks.start_soon(self._carry, stream, other, (here, there), ends)
+                tasks.start_soon(self._carry, other, stream, (there, here), ends)
         finally:
             other.abandon()
 
@@ -365,11 +409,15 @@ class RelayServer:
     def _household(self, node: NodeId) -> str:
         return network_of(self._connections.direct_ip(node) or "", 32)
 
-    async def _carry(self, source: YamuxStream, target: YamuxStream, way: tuple[str, str]) -> None:
-        """Copy until the source ends; then both ends of the circuit close."""
+    async def _carry(
+        self, source: YamuxStream, target: YamuxStream, way: tuple[str, str], ends: tuple[NodeId, NodeId]
+    ) -> None:
+        """Copy until the source ends or one of the nodes `ends` is not served any more; then the circuit closes."""
         try:
             while True:
                 data = await source.read(PORTION_BYTES)
+                if any(map(self._gate.refusal, ends)):
+                    raise RelayError("the membership of one end has ended")
                 await self._pacer(way).spend(len(data))
                 await target.write(data)
         except BaseLibp2pError:

@@ -27,6 +27,10 @@ class RelayError(IOException):
     """A relay or its client sent an unusable message."""
 
 
+class RelayDeniedError(RelayError):
+    """The relay serves only some nodes, and not this one now: the relay of a run serves the run's members."""
+
+
 def encode_message(message: Message) -> bytes:
     """The bytes of a message with its length."""
     return encode_varint_prefixed(message.SerializeToString())

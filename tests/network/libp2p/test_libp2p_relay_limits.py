@@ -135,7 +135,7 @@ def test_all_circuits_between_two_households_share_one_burst_and_one_rate() -> N
             with anyio.move_on_after(seconds):
                 async with anyio.create_task_group() as tasks:
                     for way, target in zip(ways, targets, strict=True):
-                        tasks.start_soon(server._carry, Endless(), target, way)
+                        tasks.start_soon(server._carry, Endless(), target, way, (NodeId("a"), NodeId("b")))
             return [target.taken for target in targets]
 
         *same, other = await carried([one_way, one_way, back])
