@@ -31,7 +31,7 @@ HIDDEN = frozenset(identity_of(number).node_id for number in (MEMBER, OTHER))
 
 
 @pytest.fixture(autouse=True)
-def _routers(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+def _routers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody dial the two nodes, which then meet only through the relay."""
     dial = Dialler.dial
 
