@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,19 @@ class OrganiserProcess:
 
 @contextmanager
 def running_organiser(
-    data_dir: Path, run: Path, arguments: Sequence[str] = (), *, is_monitored: bool = False
+    data_dir: Path,
+    run: Path,
+    arguments: Sequence[str] = (),
+    *,
+    is_monitored: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[OrganiserProcess]:
-    """An organiser that answers; it is gone when the block ends. Without --listen it takes a free port."""
+    """An organiser that answers; it is gone when the block ends. Without --listen it takes a free port.
+
+    `variables` are added to its environment.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NEUROSHARD_")}
-    environment["NEUROSHARD_P2P_HOST"] = "127.0.0.1"
+    environment |= {"NEUROSHARD_P2P_HOST": "127.0.0.1", **(variables or {})}
     monitor = [] if is_monitored else ["--no-monitor"]
     command = [sys.executable, "-c", _PROGRAM, "organise", "--run", str(run), "--data-dir", str(data_dir)]
     listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]

@@ -32,6 +32,7 @@ from neuroshard.identity.admissions import (
     sign_admission_revocation,
 )
 from neuroshard.identity.signing import SigningKey
+from neuroshard.membership.connectivity import Networking
 from neuroshard.membership.run_members import RunMembers
 from neuroshard.messages import Frame
 from neuroshard.network import InMemoryNetwork, Network, PeerRefusedError
@@ -271,12 +272,33 @@ class Organiser(httpx.AsyncBaseTransport):
         return await self._inner.handle_async_request(request)
 
 
-def keeper_at(node: PeerNetwork, transport: httpx.AsyncBaseTransport) -> AdmissionKeeper:
+def keeper_at(
+    node: PeerNetwork, transport: httpx.AsyncBaseTransport, networking: Networking | None = None
+) -> AdmissionKeeper:
     url, claim = "http://organiser", JoinClaim(OFFER.run_id, memory_mb=4000)
     client = OrganiserClient(
         url, node.identity, lambda: OFFER, claim, now, open_http=lambda: httpx.AsyncClient(transport=transport)
     )
-    return AdmissionKeeper(client, url, admission_file(node.settings.data_dir, OFFER), now)
+    return AdmissionKeeper(client, url, admission_file(node.settings.data_dir, OFFER), now, networking)
+
+
+def test_addresses_that_failed_before_the_admission_are_dialled_again_at_once(tmp_path: Path) -> None:
+    """The relay of the run connects only admitted nodes."""
+
+    async def scenario(world: Organised) -> None:
+        organiser, node = Organiser(), world.node(1)
+        book, relayed = node.networking.book, f"/ip4/203.0.113.1/tcp/4001/p2p/{identity_of(5).node_id}"
+        book.add([relayed])
+        for _ in range(9):
+            book.note_failure(relayed, anyio.current_time())
+        assert book.due(anyio.current_time(), ()) == ()
+        keeper = keeper_at(node, organiser, node.networking)
+        world.tasks.start_soon(node.networking.run)
+        await keeper.admit(lambda _: None)
+        assert [address.text for address in book.due(anyio.current_time(), ())] == [relayed]
+        organiser.database.close()
+
+    play(tmp_path, scenario)
 
 
 def members_at(node: PeerNetwork) -> RunMembers:

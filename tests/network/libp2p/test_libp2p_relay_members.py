@@ -56,9 +56,9 @@ async def relay_of_a_run() -> AsyncIterator[tuple[Network, Network, Network, set
         yield relay, one, other, members
 
 
-async def status_of(asker: Network, relay: Network, question: HopMessage) -> Status.ValueType:
+async def status_of(asker: Network, relay: NodeId, question: HopMessage) -> Status.ValueType:
     """The relay's answer to one request."""
-    muxer = asker.transport._connections.of(relay.transport.local_id)
+    muxer = asker.transport._connections.of(relay)
     stream = await muxer.open_stream()
     try:
         await stream.write(proposal(HOP_PROTOCOL) + encode_message(question))
@@ -86,13 +86,13 @@ def test_a_stranger_gets_no_reservation_and_hears_the_reason(
         async with relay_of_a_run() as (relay, stranger, member, members):
             members.add(member.transport.local_id)
             await until(lambda: bool(circuits(member)))
-            assert await status_of(stranger, relay, RESERVE) == Status.PERMISSION_DENIED
+            assert await status_of(stranger, relay.transport.local_id, RESERVE) == Status.PERMISSION_DENIED
             await until(lambda: bool(caplog.messages))
             (said,) = caplog.messages
             assert relay.transport.local_id in said
             assert "serves only members of a run" in said
             assert circuits(stranger) == []
-            assert await status_of(member, relay, call_to(stranger)) == Status.NO_RESERVATION
+            assert await status_of(member, relay.transport.local_id, call_to(stranger)) == Status.NO_RESERVATION
 
     run(scenario)
 
@@ -104,7 +104,7 @@ def test_a_stranger_is_not_connected_with_a_member(monkeypatch: pytest.MonkeyPat
         async with relay_of_a_run() as (relay, stranger, member, members):
             members.add(member.transport.local_id)
             await until(lambda: bool(circuits(member)))
-            assert await status_of(stranger, relay, call_to(member)) == Status.PERMISSION_DENIED
+            assert await status_of(stranger, relay.transport.local_id, call_to(member)) == Status.PERMISSION_DENIED
             with pytest.raises(PeerUnreachableError, match="serves only members of a run"):
                 await stranger.transport.connect(circuits(member)[0])
             assert kinds(member) == {relay.transport.local_id: ConnectionKind.DIRECT}
@@ -120,7 +120,7 @@ def test_a_node_that_becomes_a_member_gets_its_place_and_its_circuit_soon() -> N
             began = anyio.current_time()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(other.transport.connect, circuits(one)[0])  # before the relay knows it
-                assert await status_of(other, relay, RESERVE) == Status.PERMISSION_DENIED
+                assert await status_of(other, relay.transport.local_id, RESERVE) == Status.PERMISSION_DENIED
                 members.add(other.transport.local_id)
             await lives_over(other, one)
             await until(lambda: bool(circuits(other)))
@@ -144,10 +144,10 @@ def test_a_membership_that_ends_takes_the_place_and_the_circuits_with_it(
             with pytest.raises(PeerUnreachableError):
                 await other.transport.request(one.transport.local_id, Frame("echo", {}), timeout_seconds=10)
             await until(lambda: kinds(gone) == kinds(left) == {relay.transport.local_id: ConnectionKind.DIRECT})
-            assert await status_of(left, relay, call_to(gone)) == Status.NO_RESERVATION
-            assert await status_of(gone, relay, call_to(left)) == Status.PERMISSION_DENIED
-            assert await status_of(gone, relay, RESERVE) == Status.PERMISSION_DENIED
+            assert await status_of(left, relay.transport.local_id, call_to(gone)) == Status.NO_RESERVATION
+            assert await status_of(gone, relay.transport.local_id, call_to(left)) == Status.PERMISSION_DENIED
+            assert await status_of(gone, relay.transport.local_id, RESERVE) == Status.PERMISSION_DENIED
             members.add(gone.transport.local_id)  # its place is free for others meanwhile, so it must ask again
-            assert await status_of(left, relay, call_to(gone)) == Status.NO_RESERVATION
+            assert await status_of(left, relay.transport.local_id, call_to(gone)) == Status.NO_RESERVATION
 
     run(scenario)
