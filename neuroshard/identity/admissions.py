@@ -2,6 +2,7 @@
 
 The owner of the run names up to three authority keys in its parameters. An organiser with such a key signs an
 admission for one node: its wallet, its stage, and an hour. Every member checks admissions without asking anybody.
+A node that waits in the queue may get a right to download, for minutes. It is no admission.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from neuroshard.types import (
 
 ADMISSION_SECONDS = 3600
 REFRESH_SECONDS = ADMISSION_SECONDS // 2  # after which a node renews its admission
+DOWNLOAD_RIGHT_SECONDS = 300  # of a waiting node, which gets a new right with each poll
 ADMISSION_GRACE_SECONDS = 72 * 3600.0  # for which members accept expired admissions while no organiser answers
 OUTAGE_SECONDS = 2100  # without an admission of an authority: each member hears its own every half hour
 RETURN_SECONDS = 600.0  # in which nodes refresh expired admissions after an outage, at members and at the organiser
@@ -44,6 +46,7 @@ MAX_ADMISSIONS = 20_000
 MAX_REVOKED = 4096
 JOIN, REFRESH, LEAVE = "join", "refresh", "leave"  # kinds of the claims of a node
 ADMISSION, ADMISSION_REVOCATION = "admission", "admission revocation"  # kinds of the messages of an authority
+DOWNLOAD_RIGHT = "download right"  # the third kind
 AdmissionBytes = Annotated[bytes, Meta(max_length=MAX_ADMISSION_BYTES)]  # encoded, in a message
 _Name = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
 _Megabytes = Annotated[int, Meta(ge=0, le=10**9)]
@@ -103,6 +106,18 @@ class Admission(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     expires_at: _Seconds
 
 
+class DownloadRight(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The right of one waiting node to download the data of a run and the state of its probable stage."""
+
+    run_id: HexDigest
+    node: _Node
+    wallet: NamedWallet
+    stage: _Name
+    layers: LayerRange | None  # None: a trainer, which downloads no state
+    issued_at: _Seconds
+    expires_at: _Seconds
+
+
 class AdmissionRevocation(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The statement that a node, or all nodes of a wallet, may not take part any more. It has no end."""
 
@@ -116,6 +131,11 @@ class AdmissionRevocation(Struct, frozen=True, array_like=True, forbid_unknown_f
 def sign_admission(authority: Signer, admission: Admission) -> bytes:
     """Sign an admission with a key that the run's parameters name, and encode it."""
     return msgspec.msgpack.encode(sign_message(authority, ADMISSION, admission))
+
+
+def sign_download_right(authority: Signer, right: DownloadRight) -> bytes:
+    """Sign a right to download with a key that the run's parameters name, and encode it."""
+    return msgspec.msgpack.encode(sign_message(authority, DOWNLOAD_RIGHT, right))
 
 
 def sign_admission_revocation(authority: Signer, revocation: AdmissionRevocation) -> bytes:
@@ -133,6 +153,20 @@ def read_admission(data: bytes, run_id: RunId, authorities: Sequence[bytes]) -> 
     return admission
 
 
+def read_download_right(data: bytes, run_id: RunId, authorities: Sequence[bytes], now: float) -> DownloadRight:
+    """Read a right to download and check its run, its signature and its time. Raises AdmissionError."""
+    right = _verified(data, DOWNLOAD_RIGHT, DownloadRight, authorities)
+    if right.run_id != run_id:
+        raise AdmissionError(f"A right to download is for run {right.run_id[:16]}, not for {run_id[:16]}.")
+    if not right.issued_at < right.expires_at <= right.issued_at + DOWNLOAD_RIGHT_SECONDS:
+        raise AdmissionError("A right to download is valid for longer than its time, or for no time.")
+    if right.issued_at > now + MAX_CLOCK_SKEW_SECONDS:
+        raise AdmissionError("A right to download is dated in the future.", "Check the clocks of both computers.")
+    if now > right.expires_at:
+        raise AdmissionError(f"The right of node {right.node} to download has expired.", "Its node asks for a new one.")
+    return right
+
+
 def read_admission_revocation(data: bytes, run_id: RunId, authorities: Sequence[bytes]) -> AdmissionRevocation:
     """Read a revocation and check its run and signature. Raises AdmissionError."""
     revocation = _verified(data, ADMISSION_REVOCATION, AdmissionRevocation, authorities)
@@ -145,22 +179,22 @@ def read_admission_revocation(data: bytes, run_id: RunId, authorities: Sequence[
 
 def _verified(data: bytes, kind: str, form: type[T], authorities: Sequence[bytes]) -> T:
     if len(data) > MAX_ADMISSION_BYTES:
-        raise AdmissionError(f"An {kind} has {len(data)} bytes; at most {MAX_ADMISSION_BYTES} are allowed.")
+        raise AdmissionError(f"The {kind} has {len(data)} bytes; at most {MAX_ADMISSION_BYTES} are allowed.")
     decoder = cast("Any", msgpack_decoder(Signed[form]))
     try:
         signed: Signed[T] = decoder.decode(data)
         statement = signed.read(form)
     except (ValueError, RecursionError) as error:
-        raise AdmissionError(f"An {kind} cannot be read: {fault_of(error, form)}.") from None
+        raise AdmissionError(f"The {kind} cannot be read: {fault_of(error, form)}.") from None
     except DataError as error:
-        raise AdmissionError(f"An {kind} cannot be read: {error}") from None
+        raise AdmissionError(f"The {kind} cannot be read: {error}") from None
     for key in authorities:
         try:
             signed.verify(key, kind)
         except SignatureError:
             continue
         return statement
-    raise AdmissionError(f"An {kind} is not signed by an authority of this run.")
+    raise AdmissionError(f"The {kind} is not signed by an authority of this run.")
 
 
 class AdmissionRegister:
@@ -185,6 +219,10 @@ class AdmissionRegister:
     def verify_revocation(self, data: bytes) -> AdmissionRevocation:
         """Read a revocation and check its run and signature; changes nothing. Raises AdmissionError."""
         return read_admission_revocation(data, self._run_id, self._authorities())
+
+    def verify_right(self, data: bytes, now: float) -> DownloadRight:
+        """Read a right to download and check its run, signature and time; changes nothing. Raises AdmissionError."""
+        return read_download_right(data, self._run_id, self._authorities(), now)
 
     def admit(
         self, data: bytes, now: float, *, is_stored: bool = False, verified: Admission | None = None

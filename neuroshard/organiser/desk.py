@@ -34,6 +34,7 @@ from neuroshard.identity import (
 )
 from neuroshard.identity.admissions import (
     ADMISSION_SECONDS,
+    DOWNLOAD_RIGHT_SECONDS,
     JOIN,
     LEAVE,
     MAX_JOIN_BYTES,
@@ -41,9 +42,11 @@ from neuroshard.identity.admissions import (
     REFRESH_SECONDS,
     RETURN_SECONDS,
     Admission,
+    DownloadRight,
     JoinClaim,
     PlaceClaim,
     sign_admission,
+    sign_download_right,
 )
 from neuroshard.identity.claims import MAX_CLOCK_SKEW_SECONDS
 from neuroshard.identity.invitations import InvitationError, MemberPass, check_date
@@ -52,6 +55,7 @@ from neuroshard.organiser.database import Database, HeldPlace, Waiting
 from neuroshard.organiser.ended_passes import EndedPasses
 from neuroshard.organiser.places import (
     DOWNLOADING_AT_ONCE,
+    DownloadSlots,
     Joiner,
     StagePlaces,
     assigned,
@@ -116,7 +120,10 @@ class Queued(_Answered):
     is_waitlisted: bool
     stage: Annotated[str | None, Field(description="where the node would count; null while waitlisted")]
     state: Annotated[
-        WaitingState | None, Field(description="of that stage, to download when admitted; null: waitlisted, not known")
+        WaitingState | None, Field(description="of that stage, to download; null: waitlisted, not known")
+    ] = None
+    download_right: Annotated[
+        str | None, Field(description="signed right to download data and this state at once, in base64; null: none")
     ] = None
     seeds: Annotated[
         tuple[str, ...], Field(description="addresses of members, which send data and state; none while waitlisted")
@@ -174,6 +181,7 @@ class AdmissionDesk:
         # monotonic time of the last sign of life, by request; a restart gives a new chance
         self._polled: dict[str, float] = {}
         self._delegations = KnownDelegations()
+        self._downloads = DownloadSlots()  # a restart forgets them, which costs the members some downloads
         self.refused: Counter[str] = Counter()  # by code
         self.trouble = ""
 
@@ -413,6 +421,7 @@ class AdmissionDesk:
             place = HeldPlace(mine.node, mine.wallet, stage, mine.request, mine.name, 0, 0, 0, b"")
             return self._admitted(self._renewed(place, now, 0))
         is_waitlisted = index >= DOWNLOADING_AT_ONCE
+        probable = None if is_waitlisted else neediest(self._plan.fitting(mine.joiner), taken).name
         return Queued(
             node=mine.node,
             status="waitlisted" if is_waitlisted else "queued",
@@ -421,8 +430,19 @@ class AdmissionDesk:
             position=index + 1,
             estimated_wait_seconds=estimated_wait(index + 1, self._database.freed_at(), now),
             is_waitlisted=is_waitlisted,
-            stage=None if is_waitlisted else neediest(self._plan.fitting(mine.joiner), taken).name,
+            stage=probable,
+            download_right=None if probable is None else self._download_right(mine, probable, now),
         )
+
+    def _download_right(self, waiting: Waiting, stage: str, now: float) -> str | None:
+        """Sign the right of a waiting node to download its probable stage; None while it may not."""
+        is_named = self._database.has_list() or self._database.pass_of(waiting.wallet) is not None
+        if not self._downloads.may_download(waiting.node, waiting.wallet if is_named else None, self._monotonic()):
+            return None
+        run_id, layers, issued_at = self._plan.offer.run_id, self._plan.layers_of(stage), int(now)
+        expires_at = issued_at + DOWNLOAD_RIGHT_SECONDS
+        right = DownloadRight(run_id, waiting.node, waiting.wallet, stage, layers, issued_at, expires_at)
+        return b64encode(sign_download_right(self._authority, right)).decode()
 
     def _renewed(self, place: HeldPlace, now: float, least_age: int) -> HeldPlace:
         """The place with an admission that is younger than `least_age`, stored."""
@@ -442,6 +462,7 @@ class AdmissionDesk:
         return replace(place, serial=serial, admitted_at=admitted_at, expires_at=expires_at, admission=signed)
 
     def _admitted(self, place: HeldPlace) -> Admitted:
+        self._downloads.note_admission(place.node)
         layers = self._plan.layers_of(place.stage)
         revoked = list[bytes]()
         with suppress(sqlite3.DatabaseError):

@@ -12,10 +12,14 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from neuroshard.types import DAY_SECONDS, LayerRange, NodeId
+from neuroshard.types import DAY_SECONDS, LayerRange, NodeId, WalletId
 
 TRAINER = "trainer"  # the stage of nodes without layers
 DOWNLOADING_AT_ONCE = 8  # waiting nodes that load the state of a stage already; the others are on the waiting list
+
+
+SLOTS = 8  # nodes that may download while they wait: of one named wallet, and of all others together, in an hour
+SLOT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,31 @@ def estimated_wait(position: int, freed_at: Sequence[float], now: float) -> floa
     if len(recent) < 2:
         return None
     return position * median(later - earlier for earlier, later in pairwise(recent))
+
+
+class DownloadSlots:
+    """Decides which of the first nodes of the queue may download before their admission.
+
+    Names of nodes cost nothing: a node could download, leave, and come back under another name. So a node occupies one
+    of SLOTS slots for an hour, also after it has left, unless it is admitted. A wallet that the list or a pass names
+    has slots of its own. All other wallets share theirs. Times are those of one monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[NodeId, tuple[WalletId | None, float]] = {}  # with the end of the hour
+
+    def may_download(self, node: NodeId, wallet: WalletId | None, now: float) -> bool:
+        """Whether a node among the first of the queue gets a right to download now; `wallet` is None for unnamed ones.
+
+        It takes a slot if it has none and one is free.
+        """
+        self._taken = {each: (of, until) for each, (of, until) in self._taken.items() if now < until}
+        if node not in self._taken:
+            if sum(of == wallet for of, _ in self._taken.values()) >= SLOTS:
+                return False
+            self._taken[node] = (wallet, now + SLOT_SECONDS)
+        return True
+
+    def note_admission(self, node: NodeId) -> None:
+        """Free the slot of a node that has a place: it no longer waits."""
+        self._taken.pop(node, None)

@@ -9,16 +9,19 @@ from neuroshard.identity import NodeKey, TokenSecret, Wallet
 from neuroshard.identity.admissions import (
     ADMISSION_GRACE_SECONDS,
     ADMISSION_SECONDS,
+    DOWNLOAD_RIGHT_SECONDS,
     MAX_ADMISSION_BYTES,
     RETURN_SECONDS,
     Admission,
     AdmissionError,
     AdmissionRegister,
     AdmissionRevocation,
+    DownloadRight,
     JoinClaim,
     read_admission,
     sign_admission,
     sign_admission_revocation,
+    sign_download_right,
 )
 from neuroshard.identity.signing import SigningKey
 from neuroshard.types import LayerRange, NodeId, RunId
@@ -33,6 +36,10 @@ NODE, OTHER = (NodeKey.from_seed(bytes([number]) * 32).node_id for number in (7,
 
 def admission(node: NodeId = NODE, at: int = NOW, run: RunId = RUN, seconds: int = ADMISSION_SECONDS) -> Admission:
     return Admission(run, node, WALLET, "body-0", LayerRange(2, 4), 1, at, at + seconds)
+
+
+def right(at: int = NOW, run: RunId = RUN, seconds: int = DOWNLOAD_RIGHT_SECONDS) -> DownloadRight:
+    return DownloadRight(run, NODE, WALLET, "body-0", LayerRange(2, 4), at, at + seconds)
 
 
 def register(*authorities: SigningKey) -> AdmissionRegister:
@@ -77,6 +84,31 @@ def test_an_admission_that_is_not_valid_now_is_refused(data: bytes, reason: str)
     with pytest.raises(AdmissionError, match=reason):
         members.admit(data, NOW)
     assert members.admissions() == ()
+
+
+def test_a_right_to_download_counts_for_minutes_and_is_no_admission() -> None:
+    members, data = register(), sign_download_right(AUTHORITY, right())
+    assert [members.verify_right(data, NOW + second) for second in (0, DOWNLOAD_RIGHT_SECONDS)] == [right()] * 2
+    with pytest.raises(AdmissionError, match="cannot be read"):
+        members.admit(data, NOW)
+    with pytest.raises(AdmissionError, match="cannot be read"):
+        members.verify_right(sign_admission(AUTHORITY, admission()), NOW)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (sign_download_right(STRANGER, right()), "not signed by an authority"),
+        (sign_download_right(AUTHORITY, right(run=OTHER_RUN)), "is for run cdcd"),
+        (sign_download_right(AUTHORITY, right(seconds=DOWNLOAD_RIGHT_SECONDS + 1)), "longer than its time"),
+        (sign_download_right(AUTHORITY, right(seconds=0)), "for no time"),
+        (sign_download_right(AUTHORITY, right(at=NOW + 301)), "dated in the future"),
+        (sign_download_right(AUTHORITY, right(at=NOW - DOWNLOAD_RIGHT_SECONDS - 1)), "has expired"),
+    ],
+)
+def test_a_right_to_download_that_is_not_valid_now_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(AdmissionError, match=reason):
+        register().verify_right(data, NOW)
 
 
 def test_an_older_admission_does_not_replace_a_newer_one() -> None:

@@ -11,7 +11,17 @@ from typing import Any
 
 from neuroshard.config.run_parameters import GenesisPins, RunParameters
 from neuroshard.identity import SignedRunParameters, TokenSecret, Wallet, sign_claim
-from neuroshard.identity.admissions import JOIN, LEAVE, REFRESH, Admission, JoinClaim, PlaceClaim, read_admission
+from neuroshard.identity.admissions import (
+    JOIN,
+    LEAVE,
+    REFRESH,
+    Admission,
+    DownloadRight,
+    JoinClaim,
+    PlaceClaim,
+    read_admission,
+    read_download_right,
+)
 from neuroshard.identity.signing import SigningKey
 from neuroshard.organiser.database import Database, open_database
 from neuroshard.organiser.desk import AdmissionDesk, Admitted, Queued, RunPlan
@@ -106,6 +116,14 @@ def admission_in(answer: Admitted | Queued) -> Admission:
     """The admission of an answer, which must be one of the run's authority."""
     assert isinstance(answer, Admitted)
     return read_admission(b64decode(answer.admission), RUN, [AUTHORITY.public_key])
+
+
+def right_in(answer: Admitted | Queued, now: float = START) -> DownloadRight | None:
+    """The right to download in the answer to a waiting node, as a member checks it."""
+    assert isinstance(answer, Queued)
+    if answer.download_right is None:
+        return None
+    return read_download_right(b64decode(answer.download_right), RUN, [AUTHORITY.public_key], now)
 
 
 def node(number: int) -> NodeId:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from neuroshard.identity import sign_claim
 from neuroshard.identity.admissions import (
     ADMISSION_SECONDS,
+    DOWNLOAD_RIGHT_SECONDS,
     JOIN,
     MAX_JOIN_BYTES,
     REFRESH,
@@ -29,7 +30,7 @@ from neuroshard.organiser.desk import Admitted, Queued
 from neuroshard.organiser.refusals import OrganiserError
 from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.types import LayerRange, RunId
-from tests.organiser.desks import AUTHORITY, NAMES, OFFER, OWNER, RUN, START, Desk, admission_in, node, stages
+from tests.organiser.desks import AUTHORITY, NAMES, OFFER, OWNER, RUN, START, Desk, admission_in, node, right_in, stages
 from tests.worlds.claims import identity_of
 
 
@@ -39,6 +40,11 @@ def refused(code: str, act: Any, *arguments: Any) -> OrganiserError:
     assert caught.value.code == code, caught.value
     assert caught.value.action
     return caught.value
+
+
+def in_queue(answer: Admitted | Queued) -> Admitted | Queued:
+    """An answer without its right to download, which names the time."""
+    return answer.model_copy(update={"download_right": None}) if isinstance(answer, Queued) else answer
 
 
 def test_the_first_nodes_get_one_stage_each_with_a_signed_admission() -> None:
@@ -231,6 +237,40 @@ def test_only_the_first_in_the_queue_get_ready() -> None:
     assert [each.stage is None for each in waiting] == [False] * 8 + [True] * 2
 
 
+def test_the_first_of_the_queue_may_download_and_each_poll_renews_the_right() -> None:
+    desk = Desk()
+    answers = [desk.join(number) for number in range(13)]
+    rights = [right_in(each) for each in answers[3:]]
+    assert [each is None for each in rights] == [False] * 8 + [True] * 2
+    first, me = rights[0], identity_of(3)
+    assert first is not None
+    assert (first.node, first.wallet, first.stage, first.layers) == (
+        me.node_id,
+        me.wallet_id,
+        "head-0",
+        LayerRange(0, 1),
+    )
+    assert first.expires_at == START + DOWNLOAD_RIGHT_SECONDS
+    desk.now += 10
+    later = right_in(desk.poll(answers[3]), desk.now)
+    assert later is not None
+    assert later.expires_at == first.expires_at + 10
+
+
+def test_free_names_that_leave_and_return_get_no_further_downloads() -> None:
+    """Without a list any name may wait. With one, a listed wallet has slots of its own."""
+    desk = Desk()
+    for number in range(3):
+        desk.join(number)
+    for number in range(10, 18):
+        assert right_in(desk.join(number)) is not None
+        desk.leave(number)
+    assert right_in(desk.join(18)) is None
+    desk.database.allow(identity_of(19).wallet_id)
+    desk.leave(18)
+    assert right_in(desk.join(19)) is not None
+
+
 def test_an_admission_is_renewed_at_half_life_and_its_place_is_free_after_its_end() -> None:
     desk = Desk()
     first = admission_in(desk.join(1))
@@ -265,7 +305,7 @@ def test_a_new_process_knows_places_queue_and_claims(tmp_path: Path, ending: str
     desk.now += 20
     desk.again()
     assert [desk.join(number) for number in range(3)] == admitted
-    assert [desk.poll(each) for each in waiting] == waiting
+    assert [in_queue(desk.poll(each)) for each in waiting] == [in_queue(each) for each in waiting]
     refused("replayed", desk.desk.join, repeated)
 
 

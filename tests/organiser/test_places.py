@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.organiser.places import (
+    SLOT_SECONDS,
+    SLOTS,
+    DownloadSlots,
     Joiner,
     StagePlaces,
     assigned,
     estimated_wait,
     stage_name,
 )
-from neuroshard.types import LayerRange, NodeId
+from neuroshard.types import LayerRange, NodeId, WalletId
 
 SIZES = st.integers(0, 3)
 STAGES = st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=4)
@@ -70,3 +73,15 @@ def test_the_wait_is_known_from_the_second_place_on() -> None:
     assert estimated_wait(1, [100.0], 100.0) is None
     assert estimated_wait(3, [0.0, 60.0, 160.0, 260.0], 300.0) == 300.0
     assert estimated_wait(1, [0.0, 60.0], 86_400.0 + 30) is None  # the first one is more than a day ago
+
+
+def test_names_that_come_and_go_get_a_few_downloads_an_hour() -> None:
+    """One named wallet does not use the slots of another one."""
+    slots, ada, bob = DownloadSlots(), WalletId("ada"), WalletId("bob")
+    for wallet in (None, ada, bob):
+        found = [slots.may_download(NodeId(f"{wallet}-{number}"), wallet, 0.0) for number in range(SLOTS + 2)]
+        assert found == [True] * SLOTS + [False] * 2
+    assert slots.may_download(NodeId("None-0"), None, 5.0)  # a poll is no second download
+    slots.note_admission(NodeId("None-0"))
+    assert [slots.may_download(NodeId(f"later-{number}"), None, 5.0) for number in range(2)] == [True, False]
+    assert slots.may_download(NodeId("later-1"), None, SLOT_SECONDS)
