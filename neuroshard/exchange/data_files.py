@@ -25,6 +25,7 @@ from neuroshard.data.shard_cache import ShardCache
 from neuroshard.data.storage import manifest_copy, page_copy, tokenizer_copy
 from neuroshard.data.transfer import FileDamagedError, FileMissingError, OpenedFile
 from neuroshard.errors import DataUnavailableError
+from neuroshard.membership.download_rights import DATA_OF_READER, Readers
 from neuroshard.messages import (
     Frame,
     FrameLimits,
@@ -177,6 +178,7 @@ class DataServer:
     limits: DataServerLimits = field(default_factory=DataServerLimits)
     offload: BlockingRunner = anyio.to_thread.run_sync
     report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None
+    readers: Readers | None = None  # nodes that wait for a place in the run and may download already
 
     def __post_init__(self) -> None:
         self.bytes_given = 0
@@ -194,7 +196,8 @@ class DataServer:
 
     async def give(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a part. Raises RequestRefusedError."""
-        if not self.is_of_run(sender):
+        is_reader = self.readers is not None and self.readers.may_read(sender)
+        if not is_reader and not self.is_of_run(sender):
             self.report(sender, ScoreReason.STRANGER)
             raise RequestRefusedError("This node serves only members of the run, and does not know you as a member.")
         wanted = frame.read(DataPartRequest)
@@ -203,10 +206,15 @@ class DataServer:
         if self._pacer.seconds_behind() > LONGEST_QUEUE_SECONDS:
             raise RequestRefusedError("This node's line is busy; ask another one.")
         file = await self._file(wanted)
-        self._admit(sender)
         size = part_size(file.size, wanted.start)
         if not size:
             raise RequestRefusedError("The file has no such part.")
+        if is_reader and self.readers is not None:
+            if self._receiving():
+                raise RequestRefusedError("Members of the run fetch from this node; ask another one.")
+            await self.readers.spend(sender, "data", size, DATA_OF_READER)
+        else:
+            self._admit(sender)
         try:
             data = await self.offload(lambda: file.read(wanted.start, size))
         except OSError:  # the cache removed it to free space
@@ -218,11 +226,15 @@ class DataServer:
 
     def _admit(self, receiver: NodeId) -> None:
         """Reserve a place for a receiver. Raises RequestRefusedError when all places are taken."""
+        if receiver not in self._receiving() and len(self._receivers) >= self.limits.receivers:
+            raise RequestRefusedError("Others fetch from this node; ask another one.")
+        self._receivers[receiver] = anyio.current_time() + self.limits.idle_seconds
+
+    def _receiving(self) -> dict[NodeId, float]:
+        """The members that fetch now, with the time when the place of each expires."""
         now = anyio.current_time()
         self._receivers = {node: until for node, until in self._receivers.items() if until > now}
-        if receiver not in self._receivers and len(self._receivers) >= self.limits.receivers:
-            raise RequestRefusedError("Others fetch from this node; ask another one.")
-        self._receivers[receiver] = now + self.limits.idle_seconds
+        return self._receivers
 
     async def _file(self, wanted: DataPartRequest) -> DataFile:
         """Return the file, checked at its first request only; the receiver checks the bytes it gets."""

@@ -2,7 +2,7 @@
 
 The owner of the run names up to three authority keys in its parameters. An organiser with such a key signs an
 admission for one node: its wallet, its stage, and an hour. Every member checks admissions without asking anybody.
-A node that waits in the queue may get a right to download, for minutes. It is no admission.
+A node that waits in the queue may get a right to download, for minutes. It is not an admission.
 """
 
 from __future__ import annotations

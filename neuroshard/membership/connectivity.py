@@ -22,7 +22,7 @@ from neuroshard.errors import NetworkRefusedError, NeuroShardError, StorageError
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import Network, PeerUnreachableError
-from neuroshard.network.membership_gate import PeerCheck
+from neuroshard.network.membership_gate import PeerCheck, ReaderCheck
 from neuroshard.network.tasks import keep_running
 from neuroshard.network.transfer_policy import PolicyTransport, TransferPolicy
 from neuroshard.status.snapshot import NetworkState
@@ -249,6 +249,7 @@ class Networking:
         self._was_up = False
         self.gate = gate or TransferPolicy()
         self._peer_check: PeerCheck | None = None
+        self._is_reader: ReaderCheck | None = None
         self._forbidden = ""
         self._living: anyio.CancelScope | None = None
 
@@ -259,11 +260,14 @@ class Networking:
             self._living.cancel()
         self._changed.notify()
 
-    def close_to_others(self, check: PeerCheck) -> None:
-        """Serve only the peers that `check` accepts, in this network and in all that follow."""
-        self._peer_check = check
+    def close_to_others(self, check: PeerCheck, is_reader: ReaderCheck | None = None) -> None:
+        """Serve only the peers that `check` accepts, in this network and in all that follow.
+
+        Those that only `is_reader` accepts may read.
+        """
+        self._peer_check, self._is_reader = check, is_reader
         if self._network is not None:
-            self._network.gate.close(check)
+            self._network.gate.close(check, is_reader)
 
     @property
     def is_wanted(self) -> bool:
@@ -349,7 +353,7 @@ class Networking:
                 scope.shield = True
                 if not leave.is_set():
                     if self._peer_check is not None:
-                        network.gate.close(self._peer_check)
+                        network.gate.close(self._peer_check, self._is_reader)
                     gated = replace(network, transport=PolicyTransport(network.transport, self.gate))
                     self._network, self._failure, self._was_up = gated, "", True
                     self._changed.notify()

@@ -17,17 +17,25 @@ from typing import Annotated, TypeAlias
 import anyio
 from msgspec import Meta, Struct
 
-from neuroshard.errors import NeuroShardError
+from neuroshard.errors import DataError, NeuroShardError
 from neuroshard.identity import NodeIdentity
 from neuroshard.membership.announcements import Announcement, DirectoryGroups
-from neuroshard.membership.claim_intake import ClaimIntake, Refusal, signed_announcement
+from neuroshard.membership.claim_intake import (
+    ANNOUNCEMENT_RULES,
+    REPORT_RULES,
+    ClaimIntake,
+    Refusal,
+    signed_announcement,
+)
+from neuroshard.membership.connectivity import Networking
+from neuroshard.membership.download_rights import READING, ReaderHandshake, Readers, signed_reading
 from neuroshard.membership.reports import MAX_REPORT_BYTES, TrainingReport
 from neuroshard.membership.run_members import Papers, RunMembers
 from neuroshard.membership.swarm_view import Membership
 from neuroshard.messages import Frame, FrameLimits, WireError
 from neuroshard.network import Network, PeerRefusedError, PeerUnreachableError, RequestRefusedError, ScoreReason
 from neuroshard.network.transport import MAX_RECORD_BYTES, Address
-from neuroshard.types import NodeId
+from neuroshard.types import NodeId, RunId
 from neuroshard.waiting import sleep_to_tick
 
 HANDSHAKE = "handshake"
@@ -52,6 +60,7 @@ class HandshakeMessage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 HANDSHAKE_LIMITS = FrameLimits(max_header_bytes=MAX_HANDSHAKE_BYTES, message=HandshakeMessage)
+READER_LIMITS = FrameLimits(max_header_bytes=8 * 1024, message=ReaderHandshake)
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,22 @@ class Handshaker:
             return Frame(HANDSHAKE, self._message_to(sender))
 
         network.transport.serve(HANDSHAKE, answer, HANDSHAKE_LIMITS, for_anyone=True)
+        if self._members is not None and self._members.readers is not None:
+            self._serve_readers(network, self._members.readers)
+
+    def _serve_readers(self, network: Network, readers: Readers) -> None:
+        """Answer waiting nodes that show a right to download. They learn what they need to find donors."""
+
+        async def answer(sender: NodeId, request: Frame) -> Frame:
+            try:
+                readers.note(sender, request.read(ReaderHandshake))
+            except DataError as error:
+                raise RequestRefusedError(str(error)) from None
+            others = self._membership.addresses(self._random, MAX_SHARED_ADDRESSES, sender)
+            announced = self.signed(self.announcement())
+            return Frame(HANDSHAKE, HandshakeMessage(announced, self._membership.own_report, others))
+
+        network.transport.serve(READING, answer, READER_LIMITS, for_anyone=True)
 
     async def greet(self, network: Network, peer: NodeId) -> tuple[str, ...]:
         """Exchange handshakes with a peer and return addresses of other nodes that it knows.
@@ -319,3 +344,60 @@ class Meeting:
             if not isinstance(found, Refusal) and found.node_id != self._membership.node_id:
                 self._membership.hear_announcement(found)
                 self._learned(found.value.addresses)
+
+
+SHOW_SECONDS = 10.0  # between two times that a waiting node shows its right
+
+
+class ReaderClient:
+    """Shows the right of this node, which waits for a place in a run, to members. They answer as to a member.
+
+    Their answers are not believed more than reports: they only say whom to ask for a state.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        run_id: RunId,
+        membership: Membership,
+        now: Callable[[], float],
+        right: Callable[[], bytes | None],
+    ) -> None:
+        """`membership` learns the members that answer; `right` returns the newest right, None without one."""
+        self._identity = identity
+        self._run_id = run_id
+        self._membership = membership
+        self._now = now
+        self._right = right
+        self._announcements = ClaimIntake(ANNOUNCEMENT_RULES, run_id, now)
+        self._reports = ClaimIntake(REPORT_RULES, run_id, now)
+
+    async def run(self, networking: Networking) -> None:
+        """Show the right to the connected peers again and again, until cancelled."""
+        while True:
+            network, right = await networking.up(), self._right()
+            peers = sorted(network.transport.peers())[:WANTED_PEERS]
+            async with anyio.create_task_group() as tasks:
+                if right is not None:
+                    for peer in peers:
+                        tasks.start_soon(self._show, networking, network, peer, right)
+            self._membership.forget_silent(self._now())
+            await anyio.sleep(SHOW_SECONDS if peers else LOOK_SECONDS)
+
+    async def _show(self, networking: Networking, network: Network, peer: NodeId, right: bytes) -> None:
+        shown = signed_reading(self._identity, self._run_id, right, self._now())
+        try:
+            answer = await network.transport.request(
+                peer, Frame(READING, shown), reply=HANDSHAKE_LIMITS, timeout_seconds=HANDSHAKE_TIMEOUT_SECONDS
+            )
+            message = answer.read(HandshakeMessage)
+        except (NeuroShardError, WireError) as error:
+            _LOG.debug("Node %s does not let this one download: %s", peer, error)
+            return
+        announced = self._announcements.take(message.announcement, peer)
+        if not isinstance(announced, Refusal):
+            self._membership.hear_announcement(announced)
+        reported = None if message.report is None else self._reports.take(message.report, peer)
+        if reported is not None and not isinstance(reported, Refusal):
+            self._membership.hear_report(reported, self._now())
+        networking.book.add(message.addresses)

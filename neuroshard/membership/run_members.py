@@ -37,7 +37,9 @@ from neuroshard.identity.node_revocations import (
     revoked_sentence,
 )
 from neuroshard.identity.pass_register import ASK_FOR_ONE, MAX_MEMBERS, MAX_REVOCATIONS, PassRegister
+from neuroshard.membership.download_rights import Readers
 from neuroshard.network.blocking import BlockingRunner
+from neuroshard.network.limits import UploadPacer
 from neuroshard.types import NodeId, WalletId
 from neuroshard.waiting import Signal
 
@@ -92,6 +94,8 @@ class RunMembers:
     # the wallets that the owner has named, in a run that is open to strangers; None among friends
     named: Callable[[], Collection[WalletId]] | None = None
     admissions: AdmissionRegister | None = None  # of an organised run; None: a node needs no admission
+    upload: UploadPacer = field(default_factory=UploadPacer)  # with the owner's limit, of which readers get a share
+    readers: Readers | None = field(default=None, init=False)  # of an organised run: waiting nodes that may download
     own_admission: bytes | None = field(default=None, init=False)
     changed: Signal = field(default_factory=Signal, init=False)  # a revocation, or an admission of this node
     _disputes: int = field(default=0, init=False)
@@ -104,6 +108,14 @@ class RunMembers:
     _strangers: dict[NodeId, tuple[WalletId, float]] = field(
         default_factory=dict[NodeId, "tuple[WalletId, float]"], init=False
     )
+
+    def __post_init__(self) -> None:
+        if self.admissions is not None:
+            self.readers = Readers(self.admissions, self.refusal, self._ending_of, self.now, self.upload)
+
+    def may_read(self, peer: NodeId) -> bool:
+        """Whether a peer that is refused otherwise may download as a waiting node. This is a check of the gate."""
+        return self.readers is not None and self.readers.may_read(peer)
 
     def refusal(self, peer: NodeId) -> str:
         """The reason why a peer is not served; "" if its wallet may take part. This is the check of the gate."""
@@ -120,6 +132,13 @@ class RunMembers:
     def _refusal_of(self, node: NodeId, wallet: WalletId) -> str:
         revoked = self.revoked_nodes.has(node, wallet)
         return revoked_sentence(node, wallet) if revoked else self._lacks_right(node, wallet)
+
+    def _ending_of(self, node: NodeId, wallet: WalletId) -> str:
+        """The sentence about a node or wallet that organiser, owner or wallet ended; otherwise ""."""
+        if self.revoked_nodes.has(node, wallet):
+            return revoked_sentence(node, wallet)
+        ended = "" if self.admissions is None else self.admissions.ending(node, wallet)
+        return ended or self.register.removal(wallet)
 
     @property
     def is_closed(self) -> bool:

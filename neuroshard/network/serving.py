@@ -66,7 +66,7 @@ class RequestServer:
     ) -> None:
         """Register the handler of a kind. Raises ValueError if the kind has a handler already.
 
-        The gate must let a peer in, unless the kind is `for_anyone`.
+        The gate must let a peer in, as a member or as a reader, unless the kind is `for_anyone`.
         """
         if kind in self._served or kind == REFUSED_KIND:
             raise ValueError(f"requests of kind {kind!r} already have a handler")
@@ -85,7 +85,7 @@ class RequestServer:
         if served is None:
             return
         peer_check = None if served.for_anyone else self._gate.peer_check
-        if peer_check is not None and (reason := peer_check(sender)):
+        if peer_check is not None and (reason := peer_check(sender)) and not self._gate.may_read(sender, kind):
             raise RequestRefusedError(reason)
         if served.admit is not None:
             served.admit(body_bytes)

@@ -18,6 +18,7 @@ from neuroshard.data.source import FolderSource, NodesOnly, ShardSource, open_so
 from neuroshard.data.source_monitor import SourceMonitor
 from neuroshard.data.tokenizer import FIRST_MERGE_ID
 from neuroshard.errors import DataError, UsageError
+from neuroshard.exchange.data_files import DataStore
 from neuroshard.host.computer import default_threads
 from neuroshard.host.matmul_speed import matmul_flops_per_second
 from neuroshard.host.resources import Device, choose_device
@@ -35,6 +36,7 @@ from neuroshard.node.joining import StageSafety
 from neuroshard.node.observation import Observer
 from neuroshard.node.own_stages import StageChooser, kept_stages, windows_of
 from neuroshard.node.pipeline_status import publish_stages
+from neuroshard.node.queued_download import QueuedDownload
 from neuroshard.node.run_arrival import (
     DATA,
     DEMO_DATA,
@@ -366,7 +368,7 @@ class NodeWork:
             startup=startup,
             memory=beginning.memory,
             finder=peer_network.finder,
-            named=self._named,
+            named=partial(self._named, sharing.data_store),
             enter=self._enter,
             sharing=sharing,
             metered=peer_network.metered,
@@ -408,8 +410,17 @@ class NodeWork:
             with anyio.CancelScope(shield=True):
                 await assembly.close()
 
-    async def _named(self) -> FoundRun | None:
-        return await self._beginning.arrival.found() if self._place.begins_with_run else None
+    async def _named(self, data_store: DataStore) -> FoundRun | None:
+        """Wait for the run, and download while an organiser lets this node wait for its place."""
+        if not self._place.begins_with_run:
+            return None
+        peer_network = self._beginning.peer_network
+        early = QueuedDownload(
+            self._place.configuration.settings, peer_network, data_store, self._beginning.memory.tier_mb
+        )
+        found = await accompanied(self._beginning.arrival.found, early.run)
+        await anyio.to_thread.run_sync(early.settle, found.offer, peer_network.admitted_layers)
+        return found
 
     def _companions(self, training: StageTraining, ground: NodeContext) -> list[Companion]:
         """Tasks that run next to the training and survive a change of stages."""

@@ -67,6 +67,7 @@ class DataSharing:
     async def live(self, network: Network) -> None:
         """Answer requests for shards until cancelled."""
         network.transport.serve(DATA, self._give, REQUEST_LIMITS, max_concurrent=PARTS_AT_ONCE)
+        network.gate.let_read(DATA)
         await anyio.sleep_forever()
 
     def may_have(self, name: str, address: str) -> bool:
@@ -92,7 +93,8 @@ class DataSharing:
         peer_network, joined = self._peer_network, self._peer_network.joined
         if self._exchange is None and joined is not None:
             membership, run_id = joined.participant.membership, joined.run_id
-            server = DataServer(run_id, self.data_store.find, membership.knows, report=self._report)
+            readers = None if joined.members is None else joined.members.readers
+            server = DataServer(run_id, self.data_store.find, membership.knows, report=self._report, readers=readers)
             client = DataClient(
                 run_id,
                 DialledRequests(peer_network.networking, membership),

@@ -26,7 +26,7 @@ from neuroshard.node.stage_swarm import GONE, ReportedCopy, StageSwarm
 from neuroshard.runs.exchange import NAMED_BY_INVITATION
 from neuroshard.state.backup_copy import BackupCopy
 from neuroshard.state.checkpoint_store import CheckpointStore
-from neuroshard.state.download import DownloadProgress, PartialFile, StageFile
+from neuroshard.state.download import DownloadProgress, PartialFile, ReceivingOptions, StageFile
 from neuroshard.state.outer_state import line_from_json, may_download_averaged, outer_root
 from neuroshard.state.receiver import ReceivedState, StateReceiver
 from neuroshard.state.replica_status import ReplicaStatus, choose_donor, query_statuses
@@ -62,6 +62,7 @@ class Joining:
     may_catch_up: bool = False  # whether it may keep its own state and apply the aggregates of the rounds it missed
     offload: BlockingRunner = anyio.to_thread.run_sync
     report_percent: Callable[[int], None] = lambda _: None  # receives the part of the state fetched, 0..100
+    options: ReceivingOptions = field(default_factory=ReceivingOptions)
     _liars: set[NodeId] = field(default_factory=set[NodeId])
     _failed: set[NodeId] = field(default_factory=set[NodeId])  # donors whose state did not come
     _turns: int = 0  # candidates that have had their turn to be asked
@@ -74,7 +75,7 @@ class Joining:
         self._layout = snapshot_layout(self.identity.architecture, layers, self.swarm.outer, self.swarm.inner)
         file = StageFile(self.swarm.name_of(layers), self.identity.architecture, self._layout)
         self._stage = file.stage
-        self._receiver = StateReceiver(self.swarm.asking, file)
+        self._receiver = StateReceiver(self.swarm.asking, file, self.options)
 
     async def prepare(self) -> bool:
         """Wait until this node may train the stage: from its own state, a fetched one, or from the start of a new run.
@@ -301,6 +302,7 @@ class Joining:
             manifests = {first: await self.swarm.donor.own_manifest(self._stage)}
         else:
             manifests = {first: await self._receiver.manifest(first, FRESH_SECONDS, preferred)}
+        await self._check_age(first, statuses[first], manifests[first])
         await self.offload(partial(_note, name, manifests[first].snapshot))
         line = statuses[first].line
         others = [node for node, status in statuses.items() if status.line == line and status.is_live and node != first]
@@ -316,6 +318,20 @@ class Joining:
         await self.offload(partial(_note, name, None))
         await self._check_root(first, statuses[first], received)
         return received
+
+    async def _check_age(self, first: NodeId, reported: ReplicaStatus, manifest: SnapshotManifest) -> None:
+        """Refuse a state before its download if a newer one is certified. Raises DonorError.
+
+        The certificate of the state is fetched before a long download, in which others may follow it.
+        """
+        chain, outer_step = self._chain, manifest.meta.outer_step
+        if chain is None or not reported.is_live:
+            return
+        if outer_step > chain.standing.outer_step:
+            await self._learn_chain([first])
+            chain = self._chain or chain
+        if outer_step < chain.standing.outer_step:
+            raise DonorError("Its newest saved state is older than the newest certified one")
 
     async def _check_root(self, first: NodeId, reported: ReplicaStatus, received: ReceivedState) -> None:
         """Refuse a state that is not the one that the donor named, or not certified. Raises DonorError."""

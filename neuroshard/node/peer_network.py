@@ -407,11 +407,12 @@ class PeerNetwork:
             self.revoked_nodes,
             None if is_closed else self._named,
             self._admissions(offer),
+            self.upload,
         )
         if is_closed and offer.owner == self.identity.wallet_id:
             self.door = KnockDoor(offer.run_id, self.knocked.notify)
             self.networking.attach(self.door.live)
-        self.networking.close_to_others(members.refusal)
+        self.networking.close_to_others(members.refusal, members.may_read)
         return members
 
     def serve(

@@ -18,6 +18,7 @@ from neuroshard.consensus.effects import AnyBody
 from neuroshard.consensus.foundation import SignedFoundation
 from neuroshard.consensus.group_rounds import RoundRequestHandlers
 from neuroshard.consensus.round_messages import VerifiedBody, signed_by
+from neuroshard.consensus.stage_chain import CHAIN
 from neuroshard.data.held_out_losses import HeldOutLosses, MeasuredWith, signed_losses, verified_losses
 from neuroshard.host.sleep import watch_sleep
 from neuroshard.identity import NodeIdentity, SignedClaim
@@ -48,8 +49,9 @@ from neuroshard.pipeline.tensor_checks import StageShapes
 from neuroshard.runs.exchange import RunVersions
 from neuroshard.state.download import ReplicaClient
 from neuroshard.state.kept_states import StageArchive
+from neuroshard.state.replica_status import REPLICA_STATUS
 from neuroshard.state.snapshot_server import SnapshotServer
-from neuroshard.state.transfer_messages import StageName
+from neuroshard.state.transfer_messages import CHUNK, MANIFEST, StageName
 from neuroshard.status.snapshot import NodeState
 from neuroshard.training.stage_replica import StageReplica
 from neuroshard.types import LayerRange, NodeId, WalletId
@@ -141,7 +143,8 @@ class StageSwarm:
         self.ready_percent = 0  # part of the states fetched that this node needs before it can work
         self.destination: StageRange | None = None  # the stages this node moves to while it still holds others
         self.reported_copies: Mapping[int, ReportedCopy] = {}  # of stages that another node holds alone
-        self.donor = SnapshotServer(membership.knows, report=self._report)  # sends states stored here
+        readers = None if members is None else members.readers
+        self.donor = SnapshotServer(membership.knows, report=self._report, readers=readers)  # sends states stored here
         self.rounds = RoundRequestHandlers()  # for replicas held here
         self.asking = ReplicaClient(self, self._report)  # asks other nodes for their states
         self.stages_of = lru_cache(MOST_RANGES)(partial(stages_of, plan=self.plan))  # many nodes report the same layers
@@ -154,6 +157,7 @@ class StageSwarm:
         self._endpoints.serve(network.transport)
         self.donor.serve(network.transport)
         self.rounds.serve(network.transport)
+        network.gate.let_read(REPLICA_STATUS, MANIFEST, CHUNK, CHAIN)
         try:
             seen = dict[NodeId, float]()
             await anyio.sleep(ABSENCE_SECONDS)  # a network that has just started has no connections yet

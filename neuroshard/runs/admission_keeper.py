@@ -36,6 +36,7 @@ from neuroshard.runs.organiser_client import (
     Admittance,
     OrganiserClient,
     OrganiserRefusedError,
+    QueuePlace,
     http_client,
     organiser_url,
 )
@@ -119,9 +120,12 @@ class AdmissionKeeper:
         is_live = is_own and self._now() <= admission.expires_at
         return Admittance(held.admission, admission, reachable=held.reachable) if is_live else None
 
-    async def admit(self, report: Callable[[str], None]) -> None:
-        """Wait for a place, and store the admission. Raises like `OrganiserClient.admit`, and StorageError."""
-        self._keep(await self._joined(report))
+    async def admit(self, report: Callable[[str], None], place: QueuePlace | None = None) -> None:
+        """Wait for a place, and store the admission. Raises like `OrganiserClient.admit`, and StorageError.
+
+        `place` receives each answer about the queue.
+        """
+        self._keep(await self._joined(report, place))
 
     @property
     def _is_renamed(self) -> bool:
@@ -134,10 +138,10 @@ class AdmissionKeeper:
         network = None if self._networking is None else self._networking.current
         return network is not None and direct_places(network.transport.addresses()) != self._places
 
-    async def _joined(self, report: Callable[[str], None]) -> Admittance:
+    async def _joined(self, report: Callable[[str], None], place: QueuePlace | None = None) -> Admittance:
         addresses = await self._own_addresses()
         self._places = direct_places(addresses)
-        admittance = await self._client.admit(report, addresses, self._learn)
+        admittance = await self._client.admit(report, addresses, self._learn, place)
         if self._networking is not None:
             self._networking.book.try_all_again()  # the run's relay connects only admitted nodes
         self._name = self._client.name

@@ -26,7 +26,7 @@ from neuroshard.runs.default_run import DefaultRun, default_run_of
 from neuroshard.runs.exchange import RunExchange
 from neuroshard.runs.knocking import Knock, knock_at_all
 from neuroshard.runs.offer import RunOffer, last_successor
-from neuroshard.runs.organiser_client import fetch_offer, organiser_url
+from neuroshard.runs.organiser_client import QueuePlace, fetch_offer, organiser_url
 from neuroshard.runs.stored_passes import StoredPasses, entry_pass
 from neuroshard.types import RunId
 
@@ -119,6 +119,8 @@ class RunFinder:
         self.invitation = invitation
         self._exchange = exchange
         self._networking = networking
+        self.place = QueuePlace()  # of this node, while it waits for its admission to an organised run
+        self.queued_for: RunOffer | None = None  # the run of that place
 
     async def first(self, report: Callable[[str], None]) -> FoundRun:
         """Wait for the run that was named or chosen, or without one for any run that a peer shares.
@@ -170,7 +172,8 @@ class RunFinder:
             self._networking.book.add(offer.parameters.seeds, is_given=True)
         if keeper is not None and not keeper.restore(offer, self._identity):
             report(f"Asking the organiser of run {run_id[:16]} for a place.")
-            await accompanied(partial(keeper.admit, report), partial(self._keep_up, run_id))
+            self.queued_for = offer
+            await accompanied(partial(keeper.admit, report, self.place), partial(self._keep_up, run_id))
             offer = self._exchange.store.find(run_id) or offer
         is_invited = self.invitation is not None and self.invitation.run_id == run_id
         return FoundRun(offer, RunOrigin.INVITED if is_invited else origin)
@@ -178,7 +181,7 @@ class RunFinder:
     async def _keep_up(self, run_id: RunId) -> None:
         """Fetch the newest version and the foundations of a run while this node waits for a place, until cancelled.
 
-        Members send these to any node. State and data follow after the admission: they cost the members' upload.
+        Members send these to any node. For state and data, which cost their upload, a waiting node needs a right.
         """
         while True:
             if self._networking.is_wanted:

@@ -42,6 +42,7 @@ from neuroshard.types import (
     RunId,
     is_loopback,
 )
+from neuroshard.waiting import Signal
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +54,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 3.0, 300.0
 TRIES = 10
 LEAST_POLL_SECONDS = 1.0
+NEAR_POSITION, NEAR_SECONDS = 2, 600.0  # in the queue: the admission may come soon
 MOST_SEEDS = 64  # in an answer
 _Base64 = Annotated[str, Meta(max_length=2 * MAX_ADMISSION_BYTES)]
 _Seeds = Annotated[tuple[Annotated[str, Meta(max_length=MAX_ADDRESS_CHARACTERS)], ...], Meta(max_length=MOST_SEEDS)]
@@ -93,6 +95,21 @@ class QueuedForm(Struct, frozen=True):
     stage: Annotated[str, Meta(max_length=64, pattern=PRINTABLE)] | None = None
     state: StateForm | None = None
     seeds: _Seeds = ()
+    download_right: _Base64 | None = None
+
+    @property
+    def right(self) -> bytes | None:
+        """The signed right to download before the admission; None without one. Members check it."""
+        try:
+            return None if self.download_right is None else b64decode(self.download_right, validate=True)
+        except ValueError:
+            return None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the admission may come soon: by the position, or by the organiser's estimate of the wait."""
+        wait = self.estimated_wait_seconds
+        return self.position <= NEAR_POSITION or (wait is not None and wait <= NEAR_SECONDS)
 
     @property
     def sentence(self) -> str:
@@ -105,6 +122,31 @@ class QueuedForm(Struct, frozen=True):
             return words
         at = "" if self.state is None else f", which is at outer step {self.state.outer_step:,}"
         return f"{words} The next free place is likely to be in stage {self.stage}{at}."
+
+
+class QueuePlace:
+    """This node's place in the queue of an organiser, with the progress of the download while it waits."""
+
+    def __init__(self) -> None:
+        self.waiting: QueuedForm | None = None  # the last answer of the organiser; None: this node does not wait
+        self.changed = Signal()
+        self._progress = ""
+        self._report: Callable[[str], None] = lambda _: None
+
+    def note(self, waiting: QueuedForm, report: Callable[[str], None]) -> None:
+        """Record an answer of the organiser. `report` receives the reason for the wait from now on."""
+        self.waiting, self._report = waiting, report
+        self.changed.notify()
+        self._report_now()
+
+    def show(self, progress: str) -> None:
+        """Report the progress of the download, as sentences, next to the reason for the wait."""
+        self._progress = progress
+        self._report_now()
+
+    def _report_now(self) -> None:
+        if self.waiting is not None:
+            self._report(f"{self.waiting.sentence} {self._progress}".strip())
 
 
 class ProblemForm(Struct, frozen=True):
@@ -157,11 +199,12 @@ class OrganiserClient:
         report: Callable[[str], None],
         addresses: Sequence[str] = (),
         learn: Callable[[Sequence[str]], None] | None = None,
+        place: QueuePlace | None = None,
     ) -> Admittance:
         """Join, and wait in the queue until this node has a place. `report` gets the reason for the wait.
 
-        `addresses` are those of this node; `learn` gets those of members that a waiting node learns. Raises
-        OrganiserRefusedError, and NetworkRefusedError if the organiser does not answer.
+        `addresses` are those of this node; `learn` gets those of members that a waiting node learns, and `place` each
+        answer. Raises OrganiserRefusedError, and NetworkRefusedError if the organiser does not answer.
         """
         claim = replace(self._claim, addresses=tuple(addresses[:MAX_JOIN_ADDRESSES]))
         answer = await self._ask("PUT", "join", lambda: self._signed(JOIN, claim))
@@ -169,7 +212,10 @@ class OrganiserClient:
             waiting = answer
             if learn is not None:
                 learn(waiting.seeds)
-            report(waiting.sentence)
+            if place is None:
+                report(waiting.sentence)
+            else:
+                place.note(waiting, report)
             await anyio.sleep(max(LEAST_POLL_SECONDS, waiting.next_poll_seconds))
             question = {"request_id": waiting.request_id, "session_token": waiting.session_token}
             try:

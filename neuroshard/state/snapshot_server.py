@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from neuroshard.errors import StorageError
+from neuroshard.membership.download_rights import STATES_OF_READER, Readers
 from neuroshard.messages import Frame
 from neuroshard.network import RequestRefusedError, ScoreReason, Transport
 from neuroshard.network.blocking import BlockingRunner
@@ -60,6 +61,7 @@ from neuroshard.types import NodeId
 CHUNKS_AT_ONCE = 4
 QUESTIONS_AT_ONCE = 16
 LOOK_SECONDS = 0.1
+READER_SNAPSHOT_SECONDS = 300.0  # shortest time between snapshots that are made for readers
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,18 @@ class SnapshotServer:
         now: Callable[[], float] = time.time,
         offload: BlockingRunner = anyio.to_thread.run_sync,
         report: Callable[[NodeId, ScoreReason], None] = lambda _peer, _reason: None,
+        readers: Readers | None = None,
     ) -> None:
         """`is_of_run` separates members of the run and joiners from strangers, which are refused.
 
+        `readers` are nodes that wait for a place and may download one stage already. No step waits for them.
         `now` returns seconds since the epoch, for ages; `offload` runs disk reads; `report` is called with strangers.
         """
         self._limits = limits or DonorLimits()
         self._is_of_run = is_of_run
         self._report = report
+        self._readers = readers
+        self._made_for_reader = -inf  # time of the last snapshot that a reader caused
         self._now = now
         self._offload = offload
         self._stages: dict[StageName, SnapshotSource] = {}  # trained here
@@ -232,8 +238,10 @@ class SnapshotServer:
 
     async def give_manifest(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with a snapshot's manifest. Raises RequestRefusedError."""
-        self._refuse_stranger(sender)
         asked = frame.read(ManifestRequest)
+        if self._is_reader(sender, asked.stage):
+            return await self._manifest_frame(await self._for_reader(asked))
+        self._refuse_stranger(sender)
         stage, max_age = asked.stage, max(asked.max_age_seconds, self._limits.youngest_seconds)
         begun = self._opened.get(asked.preferred)
         if begun is None and not asked.root:
@@ -245,21 +253,54 @@ class SnapshotServer:
             opened = await self._with_root(stage, asked.root)
         else:
             opened = await self._newest(self._of(stage), max_age)
+        return await self._manifest_frame(opened)
+
+    async def _manifest_frame(self, opened: _Opened) -> Frame:
         self._use(opened)
         manifest = opened.manifest
         age = max(0.0, self._now() - manifest.meta.time)
         return await self._offload(lambda: manifest_frame(SnapshotManifest(manifest.document, manifest.digests, age)))
 
+    def _is_reader(self, sender: NodeId, stage: StageName) -> bool:
+        """Whether a node downloads before it is a member. Raises RequestRefusedError if it may not do so now."""
+        right = None if self._readers is None else self._readers.right_of(sender)
+        if right is None:
+            return False
+        if right.layers != stage.layers:
+            raise RequestRefusedError("Your right to download is for other layers.")
+        if self.receivers:
+            raise RequestRefusedError("Members of the run fetch from this node; ask again later.")
+        return True
+
+    async def _for_reader(self, asked: ManifestRequest) -> _Opened:
+        """The snapshot for a reader: the one that it has begun, or the newest. Few new ones are made for readers."""
+        begun = self._opened.get(asked.preferred)
+        if begun is not None and begun.manifest.meta.layers == asked.stage.layers:
+            return begun
+        now, max_age = anyio.current_time(), ANY_AGE
+        if now - self._made_for_reader >= READER_SNAPSHOT_SECONDS:
+            self._made_for_reader, max_age = now, max(asked.max_age_seconds, self._limits.youngest_seconds)
+        return await self._newest(self._of(asked.stage), max_age)
+
     async def give_chunk(self, sender: NodeId, frame: Frame) -> Frame:
         """Answer with one chunk. Raises RequestRefusedError."""
-        self._refuse_stranger(sender)
         asked = frame.read(ChunkRequest)
+        is_reader = self._is_reader(sender, asked.stage)
+        if not is_reader:
+            self._refuse_stranger(sender)
         opened, index = self._opened.get(asked.snapshot), asked.index
         if opened is None:
             raise RequestRefusedError("This snapshot was deleted; ask for a newer one.")
         if index >= len(opened.manifest.digests):
             raise RequestRefusedError("The snapshot has no such chunk.")
-        self._admit(sender, self._limits.idle_seconds)
+        if is_reader and self._readers is not None:
+            if opened.manifest.meta.layers != asked.stage.layers:
+                raise RequestRefusedError("Your right to download is for other layers.")
+            file_bytes = opened.manifest.file_bytes
+            size = len(chunk_range(index, file_bytes))
+            await self._readers.spend(sender, "state", size, STATES_OF_READER * file_bytes)
+        else:
+            self._admit(sender, self._limits.idle_seconds)
         self._use(opened)
         try:
             data = await self._offload(lambda: opened.read(index))
