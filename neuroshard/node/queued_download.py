@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,10 +44,12 @@ from neuroshard.runs.stored_passes import StoredPasses
 from neuroshard.runs.stored_runs import LocalRun
 from neuroshard.state.checkpoint_store import stage_folder
 from neuroshard.state.download import ReceivingOptions
+from neuroshard.status.data import ShardUse
 from neuroshard.types import LayerRange
 
 _LOG = logging.getLogger(__name__)
 
+HEAR_SECONDS = 0.1
 LOOK_SECONDS = 5.0
 AGAIN_SECONDS = 30.0  # between two looks whether the state is outdated
 NOTE_FILE = "queued.json"  # in the folder of the run's stages
@@ -69,6 +70,7 @@ class QueuedDownload:
     data_store: DataStore
     tier_mb: int
     _random: Random = field(default_factory=Random)  # order of peers to ask, no secret
+    _shown: dict[str, str] = field(default_factory=dict[str, str])  # sentences about the download, by subject
 
     async def run(self) -> None:
         """Download as soon as the organiser allows it, until cancelled. A failure is only shown: the wait continues."""
@@ -116,12 +118,21 @@ class QueuedDownload:
             versions.learn_foundations(store.foundations(versions.offer))
             await anyio.sleep(LOOK_SECONDS)
 
+    def _show(self, subject: str, sentence: str) -> None:
+        """Show how the download of a subject stands, next to the others."""
+        self._shown[subject] = sentence
+        self.peer_network.finder.place.show(" ".join(self._shown.values()))
+
     async def _fetch_data(self, offer: RunOffer, membership: Membership) -> None:
-        """Fetch the tokenizer, and the first shards if this node will drive."""
+        """Fetch the tokenizer, and the first shard if this node will drive."""
+        while (
+            self.settings.genesis is None and not membership.view.members
+        ):  # each file that no node sends is asked for less and less often
+            await anyio.sleep(HEAR_SECONDS)
         try:
             await self._fetch_files(offer, membership)
         except NeuroShardError as error:
-            _LOG.info("The data of the run are not downloaded before the admission: %s", error)
+            self._show("data", f"The data are downloaded after the admission: {error}")
 
     async def _fetch_files(self, offer: RunOffer, membership: Membership) -> None:
         network, location, cache = self.peer_network, self.settings.genesis, self.data_store.cache
@@ -133,6 +144,7 @@ class QueuedDownload:
         try:
             run, most = LocalRun.of(offer, is_joined=True), largest_tokenizer_bytes(self.tier_mb)
             data = await open_joined_data(fetcher, self.data_store.store, run, most)
+            self._show("data", "The tokenizer is here.")
             right = self._right(offer)
             if right is None or (right.layers is not None and right.layers.start > 0):
                 return
@@ -144,7 +156,8 @@ class QueuedDownload:
                 sequence_length=run.parameters.architecture.sequence_length,
                 vocabulary_size=run.parameters.genesis.next_merge_id,
             )
-            await feed.run()
+            await accompanied(partial(_first_shard, feed), feed.run)
+            self._show("data", "The tokenizer and the first shard are here.")
         finally:
             with anyio.CancelScope(shield=True):
                 await fetcher.source.aclose()
@@ -175,14 +188,12 @@ class QueuedDownload:
             is_near = place.waiting is not None and place.waiting.is_near
             if not has_state or is_near:
                 try:
-                    has_state = await self._prepared(offer, swarm, layers, place.show)
+                    has_state = await self._prepared(offer, swarm, layers)
                 except NeuroShardError as error:
-                    place.show(f"The state of layers {layers.start + 1}-{layers.stop} is not downloaded: {error}")
+                    self._show("state", f"The state is not downloaded before the admission: {error}")
             await anyio.sleep(AGAIN_SECONDS if has_state else LOOK_SECONDS)
 
-    async def _prepared(
-        self, offer: RunOffer, swarm: StageSwarm, layers: LayerRange, show: Callable[[str], None]
-    ) -> bool:
+    async def _prepared(self, offer: RunOffer, swarm: StageSwarm, layers: LayerRange) -> bool:
         """Whether a state is here that this node can continue from. Raises StorageError."""
         if swarm.versions.founding_of(list(swarm.plan).index(layers)) is None:
             return False  # nothing proves a state yet
@@ -190,6 +201,7 @@ class QueuedDownload:
         run = LocalRun.of(offer, is_joined=True)
         home = StageHome.of(self.settings, self.peer_network.identity, run, layers=layers, threads=threads)
         options = ReceivingOptions(chunks_at_once=1)  # members answer few requests of readers at a time
+        show = partial(self._show, "state")
         joining = Joining(swarm, home.identity, home.store, show, may_catch_up=True, options=options)
         if not await joining.prepare():
             return False
@@ -233,3 +245,9 @@ class QueuedDownload:
         path = self._folder(offer, plan_of(offer.parameters)[0]).parent / NOTE_FILE
         consequence = "a state that was downloaded while this node waited counts as its own"
         return StateFile(path, QueuedStage, "set_aside", consequence, data_dir=self.settings.data_dir)
+
+
+async def _first_shard(feed: DataFeed) -> None:
+    """Wait until the feed's first shard is here."""
+    while not any(shard.use is ShardUse.IN_USE and shard.bytes is not None for shard in feed.status().shards):
+        await anyio.sleep(1.0)
