@@ -22,7 +22,7 @@ from neuroshard.config.state_file import StateFile
 from neuroshard.data.feed import DataFeed
 from neuroshard.data.fetcher import Fetcher
 from neuroshard.data.source import FolderSource, NodesOnly, ShardSource, open_source
-from neuroshard.errors import DataError, NeuroShardError
+from neuroshard.errors import DataError, NeuroShardError, StorageError
 from neuroshard.exchange.data_files import DataClient, DataStore
 from neuroshard.host.computer import default_threads
 from neuroshard.identity.admissions import DownloadRight, read_download_right
@@ -125,9 +125,7 @@ class QueuedDownload:
 
     async def _fetch_data(self, offer: RunOffer, membership: Membership) -> None:
         """Fetch the tokenizer, and the first shard if this node will drive."""
-        while (
-            self.settings.genesis is None and not membership.view.members
-        ):  # each file that no node sends is asked for less and less often
+        while self.settings.genesis is None and not membership.view.members:  # a failed file is tried less often
             await anyio.sleep(HEAR_SECONDS)
         try:
             await self._fetch_files(offer, membership)
@@ -182,7 +180,11 @@ class QueuedDownload:
     async def _keep(self, offer: RunOffer, swarm: StageSwarm, layers: LayerRange) -> None:
         """Download the state of a stage. While the admission is near, download it again if it is outdated."""
         place, has_state = self.peer_network.finder.place, False
-        if not await anyio.to_thread.run_sync(self._make_room, offer, layers):
+        try:
+            if not await anyio.to_thread.run_sync(self._make_room, offer, layers):
+                return
+        except StorageError as error:
+            self._show("state", f"The state is not downloaded before the admission: {error}")
             return
         while True:
             is_near = place.waiting is not None and place.waiting.is_near

@@ -24,7 +24,7 @@ inner_steps = 5
 """
 FIRST, SECOND = ({"NEUROSHARD_TOKEN": digits * 32} for digits in ("07", "08"))
 STATE, TOKENIZER, SHARD = "The state of layers 1-2 is here", "The tokenizer is here", "the first shard are here"
-FIRST_STEP_SECONDS = 20.0  # from the admission; on a machine that does other work
+FIRST_STEP_SECONDS = 10.0  # from the admission; on a machine that does other work
 
 
 def reason_of(status: dict[str, Any]) -> str:

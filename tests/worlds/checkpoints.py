@@ -27,6 +27,7 @@ from neuroshard.consensus.stage_chain import InMemoryChainStore, StageChain
 from neuroshard.consensus.sync_strategies import snapshot_layout
 from neuroshard.consensus.vote_log import InMemoryVoteLog
 from neuroshard.identity.node_revocations import RevokedPairs
+from neuroshard.membership.download_rights import Readers
 from neuroshard.messages import Frame, FrameLimits
 from neuroshard.network import InMemoryNetwork, ScoreReason, Transport
 from neuroshard.optim.outer import LineProgress, OuterState
@@ -207,10 +208,11 @@ def donor_node(
     outer: int = 3,
     outer_seed: int = 0,
     peers: Sequence[NodeId] = (),
+    readers: Readers | None = None,
 ) -> DonorNode:
     """`weights` and `outer_seed` make other weights and moments, and another anchor and velocity.
 
-    `peers` are the stage's other replicas.
+    `peers` are the stage's other replicas, and `readers` wait for a place in the run.
     """
     stage = make_stage(compute, folder / name, MODEL, identity_of(name))
     generator = torch.Generator().manual_seed(weights)
@@ -243,6 +245,7 @@ def donor_node(
         now=now,
         offload=at_once,
         report=lambda node, reason: reports.append((node, reason)),
+        readers=readers,
     )
     node = DonorNode(NodeId(name), stage, replica, donor, compute, strangers=strangers, reports=reports)
     node.donor.offer(NAME, replica)
