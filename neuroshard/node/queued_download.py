@@ -97,10 +97,12 @@ class QueuedDownload:
         if data is None:
             return None
         try:
-            return read_download_right(data, offer.run_id, authorities, self.peer_network.now())
+            right = read_download_right(data, offer.run_id, authorities, self.peer_network.now())
         except DataError as error:
             _LOG.info("The right to download is not used: %s", error)
             return None
+        is_usable = right.layers is None or right.layers in plan_of(offer.parameters)
+        return right if is_usable and right.node == self.peer_network.identity.node_id else None
 
     def _swarm(self, offer: RunOffer) -> StageSwarm:
         """The stages of the run as a reader sees them. It serves nothing."""
