@@ -23,7 +23,8 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
+from weakref import finalize
 
 VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
 MODULES = (
@@ -35,6 +36,7 @@ MODULES = (
     "neuroshard.network.libp2p",
     "neuroshard.node.demo",
     "neuroshard.dataset",
+    "neuroshard.training.site.worker",
     "typer.rich_utils",
     "pydantic.v1",
     "netaddr",
@@ -52,6 +54,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._forker = forker
         self._end = os.pidfd_open(pid)  # readable once the process has ended; it stays a zombie until it is reaped
+        finalize(self, os.close, self._end)  # and no earlier: several threads may wait
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs."""
@@ -87,8 +90,16 @@ class ForkedProcess:
         with self._forker.lock:
             if self.returncode is None:
                 self.returncode = int(self._forker.ask({"reap": self.pid})["code"])
-                os.close(self._end)
         return self.returncode
+
+
+class PipedProcess(ForkedProcess):
+    """A forked process whose standard input and output are pipes of this one."""
+
+    def __init__(self, forker: Forker, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        super().__init__(forker, pid)
+        self.stdin = stdin
+        self.stdout = stdout
 
 
 class Forker:
@@ -123,6 +134,19 @@ class Forker:
         request = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
         with self.lock:
             return ForkedProcess(self, int(self.ask(request, streams)["pid"]))
+
+    def start_piped(self, script: Path, environment: Mapping[str, str]) -> PipedProcess:
+        """Run a script in a session of its own, with pipes for its standard input and output."""
+        theirs, stdin = os.pipe()
+        stdout, output = os.pipe()
+        request = {"line": [str(script)], "environment": {**environment}, "folder": str(Path.cwd()), "piped": True}
+        try:
+            with self.lock:
+                pid = int(self.ask(request, (theirs, output))["pid"])
+                return PipedProcess(self, pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
+        finally:
+            os.close(theirs)
+            os.close(output)
 
     def ask(self, request: Mapping[str, Any], streams: Sequence[int] = ()) -> dict[str, Any]:
         """Return the answer to a request. Raises RuntimeError if the process that forks has ended."""
@@ -168,7 +192,10 @@ def serve(connection: socket.socket) -> list[str] | None:
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update(request["environment"])
-            for number, stream in enumerate(streams, 1):
+            is_piped = request.get("piped", False)
+            if is_piped:
+                os.setsid()
+            for number, stream in enumerate(streams, 0 if is_piped else 1):
                 os.dup2(stream, number)
                 os.close(stream)
             return list(request["line"])
