@@ -137,13 +137,16 @@ class Forker:
         streams: Sequence[int] = (),
         *,
         script: Path | None = None,
+        has_session: bool = False,
     ) -> ForkedProcess:
         """Start `neuroshard`, or a script instead of it, with these arguments in the present folder.
 
         `streams` are the file descriptors of its standard output and standard error; without them nothing is kept.
+        With a session of its own, no terminal controls it.
         """
         line = ["neuroshard" if script is None else str(script), *arguments]
-        request = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
+        request: dict[str, Any] = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
+        request["has_session"] = has_session
         with self.lock:
             return ForkedProcess(self, int(self.ask(request, streams)["pid"]))
 
