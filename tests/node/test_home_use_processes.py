@@ -120,7 +120,7 @@ def test_a_deputy_replaces_the_owner_who_is_away_for_weeks(
     """The owner trusts a friend while all run, and disappears. The friend continues with the others at once.
 
     The owner, back from the journey, follows them. In `tests/node/test_refounding_processes.py` a deputy is named and
-    a run is founded again beside a node; in `tests/training/test_lost_seats.py` members follow a new foundation.
+    a run is founded again beside a node; in `tests/training/test_lost_seats.py` the members follow a deputy.
     """
     run = made(CONFIG, small_genesis, tmp_path)
     with nodes_of(run, quick, tmp_path) as start:
