@@ -2,7 +2,7 @@
 
 For the tiny size of the benchmarks and for tests, where imports are most of the work. A fork runs the same command
 from its first line; only its choice of a precision is not measured until it is clear. `python -m benchmarks.preloaded
-FD` is the process that forks; it ends with its client.
+FD FD` is the process that forks; it ends with its client.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import IO, Any, NoReturn
+from weakref import finalize
 
 VARIABLE = "BENCHMARK_PRELOAD"  # set in the environment of those who want it
 MODULES = (
@@ -35,6 +38,7 @@ MODULES = (
     "neuroshard.network.libp2p",
     "neuroshard.node.demo",
     "neuroshard.dataset",
+    "neuroshard.training.site.worker",
     "typer.rich_utils",
     "pydantic.v1",
     "netaddr",
@@ -42,6 +46,7 @@ MODULES = (
 # A node sets these before it imports PyTorch, which is too late in a fork.
 THREADS = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
 MESSAGE_BYTES = 1 << 20
+LONGEST_QUEUE = 64
 
 
 class ForkedProcess:
@@ -52,6 +57,7 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._forker = forker
         self._end = os.pidfd_open(pid)  # readable once the process has ended; it stays a zombie until it is reaped
+        finalize(self, os.close, self._end)  # and no earlier: several threads may wait
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs."""
@@ -87,8 +93,16 @@ class ForkedProcess:
         with self._forker.lock:
             if self.returncode is None:
                 self.returncode = int(self._forker.ask({"reap": self.pid})["code"])
-                os.close(self._end)
         return self.returncode
+
+
+class PipedProcess(ForkedProcess):
+    """A forked process whose standard input and output are pipes of this one."""
+
+    def __init__(self, forker: Forker, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        super().__init__(forker, pid)
+        self.stdin = stdin
+        self.stdout = stdout
 
 
 class Forker:
@@ -96,16 +110,25 @@ class Forker:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self._folder = Path(mkdtemp(prefix="forker-"))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(self.path))
+            listener.listen(LONGEST_QUEUE)
+            numbers = (theirs.fileno(), listener.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.preloaded", str(theirs.fileno())],
+                [sys.executable, "-m", "benchmarks.preloaded", *map(str, numbers)],
                 env={**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=[theirs.fileno()],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+
+    @property
+    def path(self) -> Path:
+        """Of the socket for `forked_program`."""
+        return self._folder / "socket"
 
     def start(
         self,
@@ -114,15 +137,32 @@ class Forker:
         streams: Sequence[int] = (),
         *,
         script: Path | None = None,
+        has_session: bool = False,
     ) -> ForkedProcess:
         """Start `neuroshard`, or a script instead of it, with these arguments in the present folder.
 
         `streams` are the file descriptors of its standard output and standard error; without them nothing is kept.
+        With a session of its own, no terminal controls it.
         """
         line = ["neuroshard" if script is None else str(script), *arguments]
-        request = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
+        request: dict[str, Any] = {"line": line, "environment": {**environment}, "folder": str(Path.cwd())}
+        request["has_session"] = has_session
         with self.lock:
             return ForkedProcess(self, int(self.ask(request, streams)["pid"]))
+
+    def start_piped(self, script: Path, environment: Mapping[str, str]) -> PipedProcess:
+        """Run a script in a session of its own, with pipes for its standard input and output."""
+        theirs, stdin = os.pipe()
+        stdout, output = os.pipe()
+        request: dict[str, Any] = {"line": [str(script)], "environment": {**environment}, "folder": str(Path.cwd())}
+        request |= {"first": 0, "has_session": True}
+        try:
+            with self.lock:
+                pid = int(self.ask(request, (theirs, output))["pid"])
+                return PipedProcess(self, pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
+        finally:
+            os.close(theirs)
+            os.close(output)
 
     def ask(self, request: Mapping[str, Any], streams: Sequence[int] = ()) -> dict[str, Any]:
         """Return the answer to a request. Raises RuntimeError if the process that forks has ended."""
@@ -137,6 +177,7 @@ class Forker:
         """End the process that forks; it kills what it started."""
         self._socket.close()
         self._process.wait()
+        rmtree(self._folder)
 
 
 def is_wanted() -> bool:
@@ -152,34 +193,71 @@ def forker() -> Forker:
     return made
 
 
-def serve(connection: socket.socket) -> list[str] | None:
-    """Fork for each request. Return the command line in a child, None in the parent when the client has gone."""
-    living = set[int]()
-    while (received := socket.recv_fds(connection, MESSAGE_BYTES, 2))[0]:
-        request, streams = json.loads(received[0]), received[1]
-        if pid := request.get("reap"):
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            living.discard(pid)
-            connection.send(json.dumps({"code": code}).encode())
-            continue
-        pid = os.fork()
-        if pid == 0:
-            connection.close()
-            os.chdir(request["folder"])
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            for number, stream in enumerate(streams, 1):
-                os.dup2(stream, number)
+def program() -> list[str]:
+    """Return the command line of `neuroshard` for those who start it as a process of their own: a fork, if wanted."""
+    if not is_wanted():
+        return [sys.executable, "-m", "neuroshard"]
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_program.py")), str(forker().path)]
+
+
+def serve(client: socket.socket, listener: socket.socket) -> list[str] | None:
+    """Fork for each request. Return the command line in a child, None in the parent when the client has gone.
+
+    Others come over the listener. What a client has started is killed when the client goes.
+    """
+    living = {client: set[int]()}
+    while client in living:
+        ready = select.select([listener, *living], [], [])[0]
+        if listener in ready:
+            living[listener.accept()[0]] = set()
+        for connection in living.keys() & set(ready):
+            data, streams, *_ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+            if not data:
+                connection.close()
+                _kill(living.pop(connection))
+                continue
+            request = json.loads(data)
+            if pid := request.get("reap"):
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                living[connection].discard(pid)
+                _tell(connection, {"code": code})
+                continue
+            pid = os.fork()
+            if pid == 0:
+                for each in (listener, *living):
+                    each.close()
+                _become(request, streams)
+                return list(request["line"])
+            for stream in streams:
                 os.close(stream)
-            return list(request["line"])
-        for stream in streams:
-            os.close(stream)
-        living.add(pid)
-        connection.send(json.dumps({"pid": pid}).encode())
-    for pid in living:
+            living[connection].add(pid)
+            _tell(connection, {"pid": pid})
+    for pids in living.values():
+        _kill(pids)
+    return None
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return None
+
+
+def _tell(connection: socket.socket, answer: Mapping[str, int]) -> None:
+    with suppress(BrokenPipeError):  # it has gone, which its connection says next
+        connection.send(json.dumps(answer).encode())
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Take the folder, the environment and the streams of a request; `first` is the number of the first stream."""
+    if request.get("has_session"):
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, stream in enumerate(streams, request.get("first", 1)):
+        os.dup2(stream, number)
+        os.close(stream)
 
 
 def main() -> None:
@@ -195,8 +273,8 @@ def main() -> None:
     precision_probe.MOST_ROUNDS = 1  # beside other tests no pass is steady, and each node would measure for 4 s
     gc.collect()
     gc.freeze()  # the children do not copy the pages of what is collected never
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        line = serve(connection)
+    client, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    line = serve(client, listener)
     if line is not None:
         sys.argv = line
         try:

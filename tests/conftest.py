@@ -42,12 +42,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real processes first where workers share the tests, each a part of the list: they wait a lot, the others compute.
+    """Processes and browsers first where workers share the tests, each a part of the list: they wait, others compute.
 
     So one worker is at processes while another computes, and no long test is left for the end.
     """
     if hasattr(config, "workerinput"):  # set by xdist, for a worker
-        items.sort(key=lambda item: item.get_closest_marker("process") is None)
+        items.sort(key=lambda item: not any(map(item.get_closest_marker, ("process", "browser"))))
 
 
 @pytest.fixture(scope="session", autouse=True)

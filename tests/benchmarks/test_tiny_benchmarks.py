@@ -40,15 +40,12 @@ REASONS_NOT_TO_RUN = {  # what another computer may not have, in the words of th
     "dashboards": "there is no Chromium",
 }
 GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports PyTorch once
+    "quick": ("together", "muon", "diloco", "codecs", "membership", "data"),
     "learning": (
-        *("together", "together_16", "together_20000", "together_1.3M", "together_5M", "muon", "diloco", "schemes"),
-        *("rare_rounds", "overlap", "unequal_speeds", "churn", "attacks", "attacks_2.4M"),
-        *("pipeline_quality", "protocol_nano"),
+        *("together_16", "together_20000", "together_1.3M", "together_5M", "schemes", "rare_rounds", "overlap"),
+        *("unequal_speeds", "churn", "attacks", "attacks_2.4M", "pipeline_quality", "protocol_nano"),
     ),
-    "parts": (
-        *("codecs", "membership", "data", "population", "shards", "loss_kernel", "aggregation", "meeting"),
-        *("rounds", "organiser"),
-    ),
+    "parts": ("population", "shards", "loss_kernel", "aggregation", "meeting", "rounds", "organiser"),
     "lines": (
         "line_speed",
         "punched_speed",
@@ -65,7 +62,8 @@ GROUPS: Mapping[str, Sequence[str]] = {  # one process each, so that it imports 
     ),
     "pipelines": ("pipeline_speed", "pipeline_join", "pipeline_kills"),
 }
-LONG = ("lines", "nodes", "pipelines")  # what they start, tests of these processes start too
+# What they start or train, the tests of its room start or train too; the quick group has the common code of benchmarks.
+LONG = ("learning", "parts", "lines", "nodes", "pipelines")
 
 
 @pytest.mark.process

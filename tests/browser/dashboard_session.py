@@ -11,6 +11,7 @@ from urllib.parse import urljoin
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, ViewportSize
 from swarm_snapshots import peer_id
 
+from neuroshard.status.snapshot import NodeStatus
 from tests.worlds.api import SECRET, ServedNode
 
 StartNode: TypeAlias = Callable[..., ServedNode]
@@ -80,6 +81,13 @@ class Visits:
 
 
 OpenPage: TypeAlias = Visits
+
+
+def show_afresh(node: ServedNode, page: Page, status: NodeStatus, view: str = "") -> None:
+    """Open a view again, from its first line, in front of a node with another status."""
+    node.publish(lambda _: status)
+    page.goto("about:blank")
+    page.goto(f"{node.url}#{view}" if view else node.url)
 
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")

@@ -25,7 +25,11 @@ def show(page: Page, url: str) -> None:
     expect(page.get_by_text("Reading the ")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), ("dark", PHONE)])
+# other tests read the texts of the dark theme with the same measure of contrast
+DARK = pytest.param("dark", PHONE, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), DARK])
 def test_every_view_is_clean(theme: str, viewport: ViewportSize, start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node(snapshots.with_a_past())
     node.ring.append(1.0, "WARNING", "neuroshard", "a line of the log")
@@ -35,7 +39,7 @@ def test_every_view_is_clean(theme: str, viewport: ViewportSize, start_node: Sta
         assert violations(page) == [], view
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_node_among_others_is_clean(theme: str, start_node: StartNode, open_page: OpenPage) -> None:
     node = start_node()
     page = open_page(node.url, theme=theme, still=True)
@@ -84,7 +88,7 @@ def test_the_page_for_an_unknown_address_is_clean(start_node: StartNode, open_pa
     assert violations(page) == []
 
 
-@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), ("dark", PHONE)])
+@pytest.mark.parametrize(("theme", "viewport"), [("light", DESKTOP), DARK])
 def test_the_locked_page_is_clean(
     theme: str, viewport: ViewportSize, start_node: StartNode, open_page: OpenPage
 ) -> None:

@@ -242,7 +242,7 @@ def test_a_full_disk_is_told_at_every_step_and_can_be_freed(
     desktop: FirstRun, open_page: OpenPage, small_text: Path
 ) -> None:
     desktop.variables |= {"NEUROSHARD_NETWORK": "false"}
-    with started(desktop, "--no-training") as process:
+    with started(desktop, "--no-training", fresh=True) as process:
         page = open_page(desktop.wait_for_page(), excused=REFUSALS)
         heading(page, QUESTION)
         free = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import snapshots
-from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode
+from dashboard_session import DESKTOP, FAINT, TWICE, UNNAMED, OpenPage, StartNode
 from playwright.sync_api import ViewportSize, expect
 
 from neuroshard.status.data import DataStatus, RefreshState, RefreshStatus
@@ -14,6 +14,7 @@ from neuroshard.status.snapshot import NodeStatus
 
 pytestmark = pytest.mark.browser
 PHONE = ViewportSize(width=360, height=740)
+OTHERS = (("dark", DESKTOP), ("light", PHONE))  # both themes and both sizes are in the shorter ones
 NOTHING = "\N{EN DASH}"
 NEWER = "Newer data: 24 shards more than the 16 of this run, which stays with its own."
 
@@ -74,8 +75,10 @@ def test_trouble_at_the_source_stands_above_everything(
     expect(banner).to_contain_text("What it is about, in words.")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [PHONE, ViewportSize(width=1200, height=900)])
+@pytest.mark.parametrize(
+    ("theme", "viewport"),
+    [("light", DESKTOP), ("dark", PHONE), *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
+)
 def test_everybody_can_read_it(start_node: StartNode, open_page: OpenPage, theme: str, viewport: ViewportSize) -> None:
     refresh = RefreshStatus(RefreshState.REFUSED, "Refused: " + "signed by another key " * 6, 0.0)
     page = open_page(start_node(with_data(refresh=refresh)).url + "#data", theme=theme, viewport=viewport)

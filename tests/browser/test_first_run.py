@@ -259,7 +259,7 @@ def test_a_kill_leaves_nothing_and_only_the_key_opens_the_page(desktop: FirstRun
 
 
 def test_headless_the_ways_are_named(desktop: FirstRun) -> None:
-    with started(desktop, "--headless") as process:
+    with started(desktop, "--headless", fresh=True) as process:
         told, _ = process.communicate(timeout=60)
     assert process.returncode == 3, told
     for way in ("--token-file", "NEUROSHARD_TOKEN", "token_file in config.toml"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from dashboard_session import OpenPage
 from playwright.sync_api import Page, expect
 from wizard_session import FirstRun, check_page, heading, press, started
 
+from benchmarks import preloaded
 from benchmarks.node_process import NodeProcess, running_node
 from tests.worlds.processes import LONGEST_SECONDS, made, nodes_of, peers_of, until
 
@@ -36,7 +36,7 @@ def invite(page: Page, label: str) -> str:
 
 def opened(desktop: FirstRun, data_dir: Path, link: str) -> tuple[int, str]:
     """A click on a link, as the desktop passes it on."""
-    command = [sys.executable, "-m", "neuroshard", "link", "--data-dir", str(data_dir), "--", link]
+    command = [*preloaded.program(), "link", "--data-dir", str(data_dir), "--", link]
     done = subprocess.run(command, env=desktop.environment(), capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 

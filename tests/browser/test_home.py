@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import snapshots
 import swarm_snapshots
-from dashboard_session import OpenPage, StartNode, violations
+from dashboard_session import OpenPage, StartNode, show_afresh, violations
 from playwright.sync_api import Page, ViewportSize, expect
 
 from neuroshard.status.history import FeedEvent, FeedTone
@@ -52,12 +52,14 @@ def busy() -> NodeStatus:
     return replace(status, diloco=replace(status.diloco, rounds=(rounds,)), feed=feed)
 
 
-@pytest.mark.parametrize("situation", [snapshots.with_a_past, busy, swarm_snapshots.driver, swarm_snapshots.worker])
-def test_home_is_short(situation: Any, start_node: StartNode, open_page: OpenPage) -> None:
-    page = open_page(start_node(situation()).url, viewport=SCREEN, still=True)
-    expect(page.get_by_role("region", name="Your limits")).to_be_visible()
-    assert page.evaluate(WORDS) <= MOST_WORDS
-    assert page.evaluate("document.documentElement.scrollHeight") <= MOST_SCREENS * SCREEN["height"]
+def test_home_is_short(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, viewport=SCREEN, still=True)
+    for situation in (snapshots.with_a_past, busy, swarm_snapshots.driver, swarm_snapshots.worker):
+        show_afresh(node, page, situation())
+        expect(page.get_by_role("region", name="Your limits")).to_be_visible()
+        assert page.evaluate(WORDS) <= MOST_WORDS, situation
+        assert page.evaluate("document.documentElement.scrollHeight") <= MOST_SCREENS * SCREEN["height"], situation
 
 
 def at(status: Any, path: str) -> Any:
@@ -124,24 +126,23 @@ def test_there_are_six_entries(start_node: StartNode, open_page: OpenPage) -> No
     expect(entries).to_have_text(["Home", "Talk", "Model", "Network", "Files", "Settings"])
 
 
-@pytest.mark.parametrize(
-    ("name", "view"),
-    [
-        ("training", "Model"),
-        ("pipeline", "Model"),
-        ("swarm", "Network"),
-        ("rounds", "Network"),
-        ("events", "Network"),
-        ("data", "Files"),
-        ("checkpoints", "Files"),
-        ("log", "Files"),
-    ],
-)
-def test_an_address_of_a_subject_leads_there(name: str, view: str, start_node: StartNode, open_page: OpenPage) -> None:
-    page = open_page(f"{start_node().url}#/{name}")
-    expect(page.get_by_role("link", name=view, exact=True)).to_have_attribute("aria-current", "page")
-    expect(page.locator(f"#title-{name}")).to_be_focused()
-    expect(page.locator(f"#title-{name}")).to_be_in_viewport()
+SUBJECTS = {  # by their views
+    "Model": ("training", "pipeline"),
+    "Network": ("swarm", "rounds", "events"),
+    "Files": ("data", "checkpoints", "log"),
+}
+
+
+def test_an_address_of_a_subject_leads_there(start_node: StartNode, open_page: OpenPage) -> None:
+    url = start_node().url
+    page = open_page(url)
+    for view, names in SUBJECTS.items():
+        for name in names:
+            page.goto("about:blank")
+            page.goto(f"{url}#/{name}")
+            expect(page.get_by_role("link", name=view, exact=True)).to_have_attribute("aria-current", "page")
+            expect(page.locator(f"#title-{name}")).to_be_focused()
+            expect(page.locator(f"#title-{name}")).to_be_in_viewport()
 
 
 def test_an_event_appears_without_a_reload(start_node: StartNode, open_page: OpenPage) -> None:
@@ -171,15 +172,17 @@ def texts_of_a_bare_zero(page: Page) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("view", ["home", "model", "network", "files", "talk", "settings"])
-def test_no_view_shows_a_bare_zero(view: str, start_node: StartNode, open_page: OpenPage) -> None:
+def test_no_view_shows_a_bare_zero(start_node: StartNode, open_page: OpenPage) -> None:
     """A count in front of `&&` is drawn as "0" when it is zero."""
     status = snapshots.starting()
     data = snapshots.training().data
     assert data is not None
     data = replace(data, total_shards=0, total_tokens=0, held_out_shards=0, verified=False)
     node = start_node(replace(status, state=NodeState.TRAINING, data=data, is_demo=False))
-    page = open_page(f"{node.url}#/{view}")
-    expect(page.locator(".view")).to_be_visible()
-    assert texts_of_a_bare_zero(page) == []
-    assert page.locator(".banners").evaluate("(e) => [...e.childNodes].every((n) => n.nodeType === 1)")
+    page = open_page(node.url)
+    for view in ("home", "model", "network", "files", "talk", "settings"):
+        page.goto("about:blank")
+        page.goto(f"{node.url}#/{view}")
+        expect(page.locator(".view")).to_be_visible()
+        assert texts_of_a_bare_zero(page) == [], view
+        assert page.locator(".banners").evaluate("(e) => [...e.childNodes].every((n) => n.nodeType === 1)"), view

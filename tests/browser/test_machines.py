@@ -66,7 +66,7 @@ def test_a_single_machine_has_no_list(start_node: StartNode, open_page: OpenPage
     expect(card(page)).to_have_count(0)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_a_phone_a_keyboard_and_a_screen_reader_are_enough(
     theme: str, start_node: StartNode, open_page: OpenPage
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode
+from dashboard_session import FAINT, TWICE, UNNAMED, OpenPage, StartNode, show_afresh
 from playwright.sync_api import Page, ViewportSize, expect
 from swarm_snapshots import crowd, driver, gap, one_stage, resting, silent, trainer, worker
 
@@ -13,27 +13,29 @@ from neuroshard.status.snapshot import NodeStatus
 
 pytestmark = pytest.mark.browser
 PHONE = ViewportSize(width=360, height=740)
-EVERY = pytest.mark.parametrize("make", [driver, worker, trainer, gap, resting, silent, one_stage, crowd])
+EVERY = (driver, worker, trainer, gap, resting, silent, one_stage, crowd)
 
 
-@EVERY
-def test_the_view_fits_a_phone(make: Callable[[], NodeStatus], start_node: StartNode, open_page: OpenPage) -> None:
-    page = open_page(f"{start_node(make()).url}#pipeline", viewport=PHONE)
-    expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    texts = page.locator(".stage-box .pill, .stage-times li, .stat, .facts dd, .holders li")
-    cut = texts.evaluate_all("all => all.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.outerHTML)")
-    assert cut == []
+def test_the_view_fits_a_phone(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, viewport=PHONE)
+    for make in EVERY:
+        show_afresh(node, page, make(), "pipeline")
+        expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], make
+        texts = page.locator(".stage-box .pill, .stage-times li, .stat, .facts dd, .holders li")
+        cut = texts.evaluate_all("all => all.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.outerHTML)")
+        assert cut == [], make
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("make", [driver, gap, resting, silent])
-def test_every_text_can_be_read(
-    theme: str, make: Callable[[], NodeStatus], start_node: StartNode, open_page: OpenPage
-) -> None:
-    page = open_page(f"{start_node(make()).url}#pipeline", theme=theme)
-    expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
-    assert page.evaluate(FAINT) == []
+def test_every_text_can_be_read(theme: str, start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, theme=theme)
+    for make in (driver, gap, resting, silent):
+        show_afresh(node, page, make(), "pipeline")
+        expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
+        assert page.evaluate(FAINT) == [], make
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

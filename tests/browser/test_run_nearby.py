@@ -113,11 +113,15 @@ def test_a_second_computer_finds_the_run_and_trains_when_its_owner_allows_it(
 
 
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_node_that_trains_alone_finds_the_run_joins_it_and_trains_when_its_owner_allows_it(
     tmp_path: Path, small_genesis: Path, small_text: Path, quick: list[str]
 ) -> None:
-    """The same on a computer on which a node runs already: it changes its run in the dashboard."""
+    """The same on a computer on which a node runs already: it changes its run in the dashboard.
+
+    The test before finds and knocks in the same way, and in `test_friends.py` a running node changes its run.
+    """
     run = made(FRIENDS, small_genesis, tmp_path)
     heard_all = {"NEUROSHARD_P2P_HOST": "0.0.0.0"}
     alone = ["--text", str(small_text), "--memory", "600", "--cpu-threads", "1"]

@@ -67,12 +67,16 @@ def served(tmp_path: Path) -> Iterator[ServedRun]:
     made.watched.close()
 
 
+OTHERS = (("dark", DESKTOP), ("light", PHONE))  # both themes and both sizes are in the shorter ones
+
+
 def has_no_sideways_scroll(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 @pytest.mark.parametrize(
-    ("theme", "viewport"), [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE), ("dark", PHONE)]
+    ("theme", "viewport"),
+    [("light", DESKTOP), ("dark", PHONE), *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
 )
 def test_the_page_shows_the_run_and_is_clean(
     theme: str, viewport: ViewportSize, served: ServedRun, open_page: OpenPage

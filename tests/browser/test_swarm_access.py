@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import swarm_snapshots
-from dashboard_session import FAINT, MOST_ROWS, TWICE, UNNAMED, OpenPage, StartNode, rows
+from dashboard_session import FAINT, MOST_ROWS, TWICE, UNNAMED, OpenPage, StartNode, rows, show_afresh
 from playwright.sync_api import ViewportSize, expect
 from swarm_snapshots import among
 
@@ -12,16 +12,18 @@ pytestmark = pytest.mark.browser
 PHONE = ViewportSize(width=360, height=740)
 
 
-@pytest.mark.parametrize("count", [0, 4, 1_000])
-def test_the_view_fits_a_phone(count: int, start_node: StartNode, open_page: OpenPage) -> None:
-    status = among(count) if count else swarm_snapshots.alone()
-    page = open_page(f"{start_node(status).url}#swarm", viewport=PHONE)
-    expect(page.get_by_role("button", name="Copy: Join line")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    if count:
-        expect(rows(page)).to_have_count(min(count + 1, MOST_ROWS))
-        boxes = rows(page).nth(1).locator("td").evaluate_all("cells => cells.map((c) => c.scrollWidth - c.clientWidth)")
-        assert max(boxes) <= 0, "a cell's text is cut off"
+def test_the_view_fits_a_phone(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url, viewport=PHONE)
+    for count in (0, 4, 1_000):
+        show_afresh(node, page, among(count) if count else swarm_snapshots.alone(), "swarm")
+        expect(page.get_by_role("button", name="Copy: Join line")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        if count:
+            expect(rows(page)).to_have_count(min(count + 1, MOST_ROWS))
+            cells = rows(page).nth(1).locator("td")
+            boxes = cells.evaluate_all("cells => cells.map((c) => c.scrollWidth - c.clientWidth)")
+            assert max(boxes) <= 0, "a cell's text is cut off"
 
 
 def test_the_list_is_used_without_a_mouse(start_node: StartNode, open_page: OpenPage) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import snapshots
 import swarm_snapshots
-from dashboard_session import MOST_ROWS, OpenPage, StartNode, rows, shown, sign_in, stat
+from dashboard_session import MOST_ROWS, OpenPage, StartNode, rows, show_afresh, shown, sign_in, stat
 from playwright.sync_api import expect
 from swarm_snapshots import JOIN_LINE, among, peer_id
 
@@ -223,21 +223,18 @@ def test_the_check_of_the_organiser_is_shown(start_node: StartNode, open_page: O
         expect(words).to_contain_text(sentence)
 
 
-@pytest.mark.parametrize(
-    ("network", "sentence"),
-    [
+def test_a_network_that_is_not_there_is_explained(start_node: StartNode, open_page: OpenPage) -> None:
+    node = start_node()
+    page = open_page(node.url)
+    for network, sentence in (
         (NetworkStatus(), "The network is off: this computer works on its own."),
         (NetworkStatus(NetworkState.STARTING, "Opening the port."), "Looking for other computers…"),
         (NetworkStatus(NetworkState.FAILED, "No route."), "The network does not work right now."),
-    ],
-)
-def test_a_network_that_is_not_there_is_explained(
-    network: NetworkStatus, sentence: str, start_node: StartNode, open_page: OpenPage
-) -> None:
-    page = open_page(f"{start_node(replace(snapshots.training(), network=network)).url}#swarm")
-    expect(page.locator("#swarm-sentence")).to_contain_text(sentence)
-    expect(page.get_by_text(network.explanation, exact=True)).to_be_visible()
-    expect(page.get_by_role("button", name="Copy")).to_have_count(0)
+    ):
+        show_afresh(node, page, replace(snapshots.training(), network=network), "swarm")
+        expect(page.locator("#swarm-sentence")).to_contain_text(sentence)
+        expect(page.get_by_text(network.explanation, exact=True)).to_be_visible()
+        expect(page.get_by_role("button", name="Copy")).to_have_count(0)
 
 
 def test_a_paused_computer_is_not_counted_at_work(start_node: StartNode, open_page: OpenPage) -> None:

@@ -15,6 +15,7 @@ import httpx
 from dashboard_session import FAINT, TWICE, UNNAMED, violations
 from playwright.sync_api import Page, expect
 
+from benchmarks import preloaded
 from benchmarks.node_process import free_port
 
 PATIENCE_SECONDS = 60.0
@@ -53,10 +54,14 @@ class FirstRun:
             | self.variables
         )
 
-    def start(self, *arguments: object, place: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Start it as a click on its icon does. `place` stands before the command, and replaces itself by it."""
+    def start(self, *arguments: object, place: Sequence[str] = (), fresh: bool = False) -> subprocess.Popen[str]:
+        """Start it as a click on its icon does. `place` stands before the command, and replaces itself by it.
+
+        It is a fork that has imported everything, unless it has a place or must be `fresh`: its process id counts.
+        """
+        program = [sys.executable, "-m", "neuroshard"] if place or fresh else preloaded.program()
         return subprocess.Popen(
-            [*place, sys.executable, "-m", "neuroshard", *map(str, arguments)],
+            [*place, *program, *map(str, arguments)],
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -96,9 +101,11 @@ class FirstRun:
 
 
 @contextmanager
-def started(desktop: FirstRun, *arguments: object, place: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+def started(
+    desktop: FirstRun, *arguments: object, place: Sequence[str] = (), fresh: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """A start that is gone when the block ends."""
-    process = desktop.start(*arguments, place=place)
+    process = desktop.start(*arguments, place=place, fresh=fresh)
     try:
         yield process
     finally:

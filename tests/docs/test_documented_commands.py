@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks import preloaded
 from benchmarks.node_process import TOKEN, NodeProcess, running_node
 from neuroshard.host.autostart import systemd_unit
 
@@ -89,11 +91,12 @@ def environment_of(home: Path, token: str) -> dict[str, str]:
     }
 
 
-def install_program(home: Path) -> None:
-    """Put the command `neuroshard` into a person's path."""
+def install_program(home: Path, *, fresh: bool = False) -> None:
+    """Put the command `neuroshard` into a person's path; a `fresh` one imports for itself, as it does for a user."""
+    line = [sys.executable, "-m", "neuroshard"] if fresh else preloaded.program()
     program = home / "bin" / "neuroshard"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m neuroshard "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(line)} "$@"\n')
     program.chmod(0o755)
 
 

@@ -96,7 +96,7 @@ class Person:
 
 def person(home: Path, token: str, place: str = "") -> Person:
     """A person whose computer has only the program."""
-    install_program(home)
+    install_program(home, fresh=bool(place))  # a fork would be on this computer
     return Person(home, token, place)
 
 

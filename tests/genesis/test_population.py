@@ -157,7 +157,13 @@ class DyingDestination:
         self._folder.close()
 
 
-@pytest.mark.parametrize(("writes", "after"), [(0, True), (1, False), (1, True), (4, True), (7, False), (7, True)])
+LATER_KILLS = ((1, False), (1, True), (4, True), (7, True))  # other writes of the same builds
+
+
+@pytest.mark.parametrize(
+    ("writes", "after"),
+    [(0, True), (7, False), *(pytest.param(*each, marks=pytest.mark.long) for each in LATER_KILLS)],
+)
 def test_a_kill_at_any_write_and_a_rerun_give_the_same_bytes(tmp_path: Path, writes: int, after: bool) -> None:
     sources = [
         json_source(write_json_lines(tmp_path / "a.jsonl", made_up_texts(700)), "a"),

@@ -84,10 +84,14 @@ def test_two_friends(small_genesis: Path, quick: list[str], tmp_path: Path) -> N
         until("one line", are_on_one_line(owner, friend))
 
 
+@pytest.mark.long
 def test_three_friends_that_sleep_and_leave_in_the_evening(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:
-    """All return in another order. Before the owner is back, the others train and name the cause of their wait."""
+    """All return in another order. Before the owner is back, the others train and name the cause of their wait.
+
+    Two friends leave and return in the test above.
+    """
     run = made(CONFIG, small_genesis, tmp_path)
     with nodes_of(run, quick, tmp_path) as start:
         owner = start(0)
@@ -109,12 +113,14 @@ def test_three_friends_that_sleep_and_leave_in_the_evening(
         until("one line", are_on_one_line(owner, *friends))
 
 
+@pytest.mark.long
 def test_a_deputy_replaces_the_owner_who_is_away_for_weeks(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:
     """The owner trusts a friend while all run, and disappears. The friend continues with the others at once.
 
-    The owner, back from the journey, follows them.
+    The owner, back from the journey, follows them. In `tests/node/test_refounding_processes.py` a deputy is named and
+    a run is founded again beside a node; in `tests/training/test_lost_seats.py` the members follow a deputy.
     """
     run = made(CONFIG, small_genesis, tmp_path)
     with nodes_of(run, quick, tmp_path) as start:

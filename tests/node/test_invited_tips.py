@@ -118,8 +118,12 @@ async def has_joined(newcomer: StageNode, donor: Donor, seconds: float = 120) ->
 
 @pytest.mark.parametrize(
     ("heights", "fork"),
-    [(100, 10**9), (MILESTONE_HEIGHTS - 1, 20), (NEAR, 20), (LONG, 20)],
-    ids=["older", "older and forked", "forked", "forked and longer"],
+    [
+        pytest.param(100, 10**9, id="older"),
+        pytest.param(MILESTONE_HEIGHTS - 1, 20, id="older and forked", marks=pytest.mark.long),
+        pytest.param(NEAR, 20, id="forked", marks=pytest.mark.long),
+        pytest.param(LONG, 20, id="forked and longer"),
+    ],
 )
 def test_the_invited_waits_for_the_line_of_its_invitation(heights: int, fork: int, tmp_path: Path) -> None:
     """The holder's own key certifies the other line, as an old copy of its folder would."""

@@ -78,6 +78,7 @@ def lines_of(nodes: Sequence[NodeProcess]) -> set[tuple[int, str]]:
     return {(one["outer_steps"], one["state_root"]) for one in told}
 
 
+@pytest.mark.long  # the same lies in one process: tests/swarm/test_certified_rounds.py, test_seats_among_strangers.py
 def test_a_liar_among_four_processes_keeps_the_others_from_nothing(
     small_genesis: Path, quick: list[str], tmp_path: Path
 ) -> None:

@@ -350,6 +350,7 @@ def test_a_folder_with_a_number_stays_only_while_its_process_lives(tmp_path: Pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.usefixtures("own_ranks")
 def test_a_rank_has_no_token_and_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEUROSHARD_TOKEN", "a secret of the node")
     monkeypatch.setenv("NEUROSHARD_DATA_DIR", "/a/folder")

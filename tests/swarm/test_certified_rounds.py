@@ -156,13 +156,18 @@ def check_peace(world: World) -> None:
     world.check_safety(world.twist)
 
 
-@pytest.mark.parametrize("batch", range(8))
+BATCHES = pytest.mark.parametrize(
+    "batch", [*range(4), *(pytest.param(batch, marks=pytest.mark.long) for batch in range(4, 8))]
+)
+
+
+@BATCHES
 def test_no_schedule_splits_or_stops_members_among_friends(batch: int) -> None:
     for seed in range(60 * batch, 60 * (batch + 1)):
         check_peace(random_schedule(seed, is_lying=False))
 
 
-@pytest.mark.parametrize("batch", range(8))
+@BATCHES
 def test_no_schedule_and_no_liar_splits_or_stops_members_among_strangers(batch: int) -> None:
     for seed in range(40 * batch, 40 * (batch + 1)):
         check_peace(random_schedule(seed, is_lying=True))

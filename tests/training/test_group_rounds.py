@@ -215,7 +215,9 @@ def test_a_contributor_completes_nothing_alone_and_takes_the_state_of_the_seat()
     play(scenario)
 
 
-@pytest.mark.parametrize("messages", range(9))
+@pytest.mark.parametrize(
+    "messages", [pytest.param(count, marks=[pytest.mark.long] if count in {2, 4, 6, 7} else []) for count in range(9)]
+)
 def test_a_member_that_dies_during_a_round_stops_nobody(messages: int) -> None:
     """B ends with its n-th message of the round; A and C go on, and what was abandoned has changed nothing.
 

@@ -109,7 +109,9 @@ def test_two_replicas_of_every_stage_train_on_during_their_rounds(tmp_path: Path
         assert (part.outer.progress.successful >= 3, part.outer.progress.failed) == (True, 0)
 
 
-@pytest.mark.parametrize(("strategy", "numbers"), [("diloco", 6), ("sparta", 6), ("streaming", 24)])
+@pytest.mark.parametrize(
+    ("strategy", "numbers"), [("diloco", 6), pytest.param("sparta", 6, marks=pytest.mark.long), ("streaming", 24)]
+)
 def test_two_trainers_train_on_during_their_rounds(tmp_path: Path, strategy: StrategyName, numbers: int) -> None:
     scheme = replace(OVERLAPPED.outer, inner_steps=numbers, strategy=strategy)
     a, b = trained_overlapped(tmp_path, replace(OVERLAPPED, outer=scheme))

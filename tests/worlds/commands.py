@@ -166,13 +166,26 @@ class Icon:
         wanted = {"DISPLAY": ":9", "BROWSER": str(browser), "TMPDIR": str(temporary)}
         environment = self.command.having(**wanted).environment()
         environment = {key: value for key, value in environment.items() if key not in self.removed}
-        line = self.command.arguments(*arguments)
-        if self.is_service:
-            line = [sys.executable, "-c", AS_SERVICE, *line]
         with output.open("wb") as file:
-            code = (_run_in_terminal if self.has_terminal else _run)(line, environment, file.fileno())
+            if preloaded.is_wanted() and not (self.is_service or self.has_terminal or self.command.fresh):
+                code = _fork([*map(str, arguments)], environment, file.fileno())
+            else:
+                line = self.command.arguments(*arguments)
+                if self.is_service:
+                    line = [sys.executable, "-c", AS_SERVICE, *line]
+                code = (_run_in_terminal if self.has_terminal else _run)(line, environment, file.fileno())
         pages = [Shown(**json.loads(text)) for text in shown.read_text().splitlines()]
         return Click(code, output.read_text(), pages, sorted(path.name for path in temporary.iterdir()))
+
+
+def _fork(arguments: list[str], environment: dict[str, str], output: int) -> int:
+    process = preloaded.forker().start(arguments, environment, (output, output), has_session=True)
+    try:
+        return process.wait(LONGEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _run(line: list[str], environment: dict[str, str], output: int) -> int:

@@ -44,6 +44,17 @@ def end_words(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
+def open_rank(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of a rank, with pipes for its standard input and output."""
+    return subprocess.Popen(  # noqa: S603 - this very program
+        [sys.executable, "-m", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # Ctrl+C reaches rank 0 only, which ends the others after its last checkpoint
+    )
+
+
 class RankProcesses:
     """Processes of ranks 1 and up. A thread for each of them waits for its end, and calls `on_end` once."""
 
@@ -63,13 +74,7 @@ class RankProcesses:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def _start(self, start: RankStart) -> None:
-        process = subprocess.Popen(  # noqa: S603 - this very program
-            [sys.executable, "-m", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=rank_environment(os.environ),
-            start_new_session=True,  # Ctrl+C reaches rank 0 only, which ends the others after its last checkpoint
-        )
+        process = open_rank(rank_environment(os.environ))
         self._processes[start.rank] = process
         if process.stdin is not None:
             process.stdin.write(msgspec.json.encode(start) + b"\n")

@@ -252,19 +252,29 @@ def rebooting(place: Internet, meeting: Meeting, *, is_strict: bool) -> Roles:
     return {"relay": relay, "right": right, "left": left}
 
 
-def test_the_relay_stays_where_no_hole_can_be_punched_and_both_routers_may_reboot_during_a_transfer() -> None:
-    """They take longest."""
-    scenes = {
-        pair: between(*pair.split(), ConnectionKind.RELAYED) for pair in ("symmetric cone", "symmetric symmetric")
-    }
+def test_the_relay_stays_where_no_hole_can_be_punched() -> None:
+    play({"symmetric cone": between("symmetric", "cone", ConnectionKind.RELAYED)})
+
+
+@pytest.mark.long  # only the simulated routers differ from those above
+def test_the_relay_stays_behind_routers_of_other_kinds() -> None:
     play(
         {
-            **scenes,
+            "symmetric symmetric": between("symmetric", "symmetric", ConnectionKind.RELAYED),
             "a router that lets no call through": Scene(behind_a_closed_router),
-            "reboot, new connections from any packet": Scene(partial(rebooting, is_strict=False)),
-            "reboot, new connections from SYN only": Scene(partial(rebooting, is_strict=True)),
         }
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_strict", [True, False], ids=["SYN only", "any"])
+def test_both_routers_may_reboot_during_a_transfer(is_strict: bool) -> None:
+    """Afterwards a new connection begins with a SYN, or with any packet.
+
+    In `test_libp2p_relay.py` a transfer goes on through another relay, and `tests/network/test_silence.py` has lines
+    that end in silence.
+    """
+    play({"reboot": Scene(partial(rebooting, is_strict=is_strict))})
 
 
 def only_from_relay(place: Internet) -> Callable[[bytearray], bool]:

@@ -122,7 +122,7 @@ async def ask(here: Node, port: int, data: bytes, kind: str = "echo") -> Frame:
         pytest.param("in the moment of asking", False, marks=pytest.mark.long),
         ("while asking", False),
         pytest.param("while handling", True, marks=pytest.mark.long),
-        ("while answering", True),
+        pytest.param("while answering", True, marks=pytest.mark.long),
     ],
 )
 def test_a_peer_that_is_killed_is_unreachable_within_3_seconds(phase: str, may_be_handled: bool) -> None:
